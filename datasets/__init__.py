@@ -1,0 +1,1 @@
+"""The five benchmark datasets and how their images reach the training loop."""

@@ -1,0 +1,237 @@
+"""What a dataset is, and what a method may see of it.
+
+`Facts` are a protocol's constants and need no disk. `LoadedData` is everything, for the harness
+alone. `Task` is what `fit` receives: it is built from copies, so that hidden group labels and the
+test split are not merely out of sight but not reachable from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from datasets.errors import BenchError, DataCorrupt
+from datasets.images import Images
+from datasets.transforms import Transform
+
+SPLITS = ("train", "val", "test")
+
+
+class GroupLabelsHidden(BenchError):
+    """A method read group labels that its supervision tier does not grant."""
+
+    kind = "group_labels_hidden"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The constants of one dataset under one protocol.
+
+    Attributes:
+        alternates: further groupings of the same samples, by name, that only evaluation uses.
+        group_counts: expected samples per group and split; a split with no published counts is
+            left out.
+        label_digest: pinned digest of all labels, where the real files were at hand to pin it.
+    """
+
+    name: str
+    protocol: str
+    task: str
+    spurious: str
+    classes: tuple[str, ...]
+    groups: tuple[str, ...]
+    metric: Literal["wga", "auroc"]
+    counts: Mapping[str, int]
+    group_counts: Mapping[str, tuple[int, ...]]
+    backbone: str
+    channels: int
+    train_transform: Transform
+    eval_transform: Transform
+    alternates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    label_digest: str | None = None
+
+    def fingerprint(self) -> str:
+        """Hash the constants that say which samples carry which labels.
+
+        Transforms are left out: they are configuration and enter a job's id by themselves.
+        """
+        meaning = {
+            "name": self.name,
+            "protocol": self.protocol,
+            "classes": self.classes,
+            "groups": self.groups,
+            "counts": dict(self.counts),
+            "group_counts": {split: list(n) for split, n in self.group_counts.items()},
+            "label_digest": self.label_digest,
+        }
+        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Everything known of one split's samples except their pixels."""
+
+    ids: Tensor
+    y: Tensor
+    groups: Tensor
+    alternates: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: Tensor) -> Labels:
+        alternates = {name: values[index] for name, values in self.alternates.items()}
+        return Labels(self.ids[index], self.y[index], self.groups[index], alternates)
+
+
+@dataclass(frozen=True)
+class LabelledSplit:
+    """One split with all its labels; never handed to a method."""
+
+    labels: Labels
+    images: Images
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, index: Tensor) -> LabelledSplit:
+        """Keep the samples at `index`, in that order."""
+        return LabelledSplit(self.labels[index], self.images.subset(index))
+
+
+class Split:
+    """One split as a method may see it: images, classes, ids, and groups if the tier grants them.
+
+    Hidden labels are absent rather than private, so that no attribute, pickle or reference walk
+    leads to them.
+    """
+
+    __slots__ = ("_granted", "_name", "ids", "images", "y")
+
+    def __init__(
+        self, name: str, images: Images, y: Tensor, ids: Tensor, granted: Tensor | None
+    ) -> None:
+        self._name = name
+        self.images = images
+        self.y = y
+        self.ids = ids
+        self._granted = granted
+
+    @property
+    def groups(self) -> Tensor:
+        """Group labels, or `GroupLabelsHidden` where the method's tier does not grant them."""
+        if self._granted is None:
+            raise GroupLabelsHidden(
+                f"group labels of the {self._name} split are hidden from this method",
+                f"declare {self._name}_groups=True in the method's supervision() if it needs them",
+            )
+        return self._granted
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneSpec:
+    """Which network turns images into features.
+
+    Attributes:
+        name: `lenet4`, `lenet5`, or any timm model name.
+        pretrained: start from ImageNet weights (ignored by the LeNets).
+        weights: a weights file; None means the one `bench data get weights` fetched.
+    """
+
+    name: str
+    pretrained: bool = False
+    weights: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What `fit` receives: two splits and the names that belong to them; no test split."""
+
+    name: str
+    classes: tuple[str, ...]
+    groups: tuple[str, ...]
+    metric: Literal["wga", "auroc"]
+    channels: int
+    train: Split
+    val: Split
+    train_transform: Transform
+    eval_transform: Transform
+    backbone: BackboneSpec
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """A dataset in full, for the harness: every split, every label."""
+
+    facts: Facts
+    splits: Mapping[str, LabelledSplit]
+    standin: bool = False
+
+    def task(self, backbone: BackboneSpec, *, train_groups: bool, val_groups: bool) -> Task:
+        """Show what a supervision tier grants, and nothing else."""
+        grants = {"train": train_groups, "val": val_groups}
+        seen = {
+            name: Split(
+                name,
+                self.splits[name].images,
+                self.splits[name].labels.y.clone(),
+                self.splits[name].labels.ids.clone(),
+                self.splits[name].labels.groups.clone() if granted else None,
+            )
+            for name, granted in grants.items()
+        }
+        facts = self.facts
+        return Task(
+            name=facts.name,
+            classes=facts.classes,
+            groups=facts.groups,
+            metric=facts.metric,
+            channels=facts.channels,
+            train=seen["train"],
+            val=seen["val"],
+            train_transform=facts.train_transform,
+            eval_transform=facts.eval_transform,
+            backbone=backbone,
+        )
+
+
+def label_digest(labels: Mapping[str, Labels]) -> str:
+    """Digest which samples are in which split with which class, group and alternate labels."""
+    digest = hashlib.sha256()
+    for name in SPLITS:
+        part = labels[name]
+        order = torch.argsort(part.ids)
+        for column in (part.ids, part.y, part.groups, *part.alternates.values()):
+            digest.update(column[order].to(torch.int64).numpy().astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def check_counts(facts: Facts, labels: Mapping[str, Labels], where: str) -> None:
+    """Fail with both numbers when the data is not what the protocol says it is."""
+
+    def demand(what: str, expected: object, found: object) -> None:
+        if expected != found:
+            raise DataCorrupt(
+                f"{facts.name} ({facts.protocol} protocol) in {where}: expected {what} "
+                f"{expected}, found {found}",
+                f"get the released files again (python -m bench data get {facts.name}), or choose "
+                f"the protocol that matches them (--set {facts.name}.protocol=...)",
+            )
+
+    for name in SPLITS:
+        if name in facts.counts:
+            demand(f"{name} size", facts.counts[name], len(labels[name]))
+        if name in facts.group_counts:
+            found = torch.bincount(labels[name].groups, minlength=len(facts.groups))
+            demand(f"{name} group counts", tuple(facts.group_counts[name]), tuple(found.tolist()))
+    if facts.label_digest is not None:
+        demand("label digest", facts.label_digest, label_digest(labels))

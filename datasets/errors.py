@@ -1,0 +1,44 @@
+"""Errors a user can act on: what is wrong, and what to do about it.
+
+They live in the package that imports nobody, so that every layer can raise them. The command line
+prints the message and the remedy and exits with code 2; inside a run they become one failed record.
+"""
+
+from __future__ import annotations
+
+
+class BenchError(Exception):
+    """Something the user can mend: a sentence about the problem and one about the remedy."""
+
+    kind = "error"
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type[BenchError], tuple[str, str]]:
+        """Pickle with both parts, so that the remedy survives the way back from a worker."""
+        return type(self), (self.message, self.remedy)
+
+    def __str__(self) -> str:
+        """One paragraph: the problem, then the remedy."""
+        return f"{self.message}\n  -> {self.remedy}" if self.remedy else self.message
+
+
+class UsageError(BenchError):
+    """Wrong use of the command line or of a configuration value."""
+
+    kind = "usage"
+
+
+class DataMissing(BenchError):
+    """Data or weights that are not on disk."""
+
+    kind = "data_missing"
+
+
+class DataCorrupt(BenchError):
+    """Data that is on disk but is not what it should be."""
+
+    kind = "data_corrupt"

@@ -1,0 +1,292 @@
+"""Downloading, resuming, verifying and safely unpacking: the mechanism behind `bench data get`.
+
+Dataset hosts go down, break off half-way, and answer with a quota page that is saved as a zip. So
+nothing gets its final name before it is complete and verified, a broken download continues where it
+stopped, and each failure says what a person has to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import http.client
+import lzma
+import os
+import re
+import shutil
+import stat
+import tarfile
+import urllib.error
+import urllib.request
+import uuid
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from filelock import FileLock
+from platformdirs import user_cache_dir
+
+from datasets.errors import BenchError, DataCorrupt, DataMissing
+
+Progress = Callable[[int, int | None], None]
+
+BLOCK_BYTES = 1 << 18
+ATTEMPTS = 3
+RERUN = "run the same command again"
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def default_data_root() -> Path:
+    """Where data lives unless `--data-root` says otherwise: BENCH_DATA, else the user's cache."""
+    chosen = os.environ.get("BENCH_DATA")
+    return Path(chosen).expanduser() if chosen else Path(user_cache_dir("nct-bench")) / "data"
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def md5_of(path: Path) -> str:
+    """MD5 of a file, in hexadecimal: against accidents only, where no better sum was published."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "md5").hexdigest()
+
+
+@contextlib.contextmanager
+def fetch_lock(root: Path, name: str) -> Iterator[None]:
+    """Hold the one lock for fetching `name` under `root`, so that parallel jobs fetch it once."""
+    folder = root / ".locks"
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{name}.lock")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full or unwritable disk into an error with a remedy; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            raise BenchError(
+                f"no space left on the disk (or quota used up) while writing {path}",
+                f"free some space or choose another disk with --data-root, then {RERUN}; "
+                "what was already downloaded is kept and continued",
+            ) from error
+        if error.errno in UNWRITABLE:
+            raise BenchError(
+                f"cannot write {path}: {error.strerror}",
+                "choose a folder you may write to with --data-root or BENCH_DATA",
+            ) from error
+        raise
+
+
+def download(
+    url: str,
+    target: Path,
+    *,
+    sha256: str | None = None,
+    md5: str | None = None,
+    progress: Progress | None = None,
+    timeout: float = 30,
+) -> Path:
+    """Download `url` to `target`, continuing an earlier broken download of it.
+
+    The bytes go to `<target>.part`, which gets the final name only when complete and verified. A
+    file already at `target` is verified and kept. A prefix of a SHA-256 is enough, because model
+    hubs publish only that.
+    """
+    if target.exists():
+        _check_sums(target, url, sha256, md5)
+        return target
+    part = target.with_name(target.name + ".part")
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        resumed = part.exists() and part.stat().st_size > 0
+        _complete(url, part, target, progress, timeout)
+        try:
+            _check_sums(part, url, sha256, md5)
+        except DataCorrupt:
+            # Bytes that are wrong must not be continued by the next attempt.
+            part.unlink()
+            if not resumed:
+                raise
+            # The old half may belong to an older version of the file: take it whole, once.
+            return download(url, target, sha256=sha256, md5=md5, progress=progress, timeout=timeout)
+        os.replace(part, target)
+    return target
+
+
+def _complete(
+    url: str, part: Path, target: Path, progress: Progress | None, timeout: float
+) -> None:
+    """Call the server until `part` is complete, as long as each call brings new bytes."""
+    for attempt in range(1, ATTEMPTS + 1):
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            if _transfer(url, part, before, target, progress, timeout):
+                return
+            reason = "the connection broke off"
+        except urllib.error.HTTPError as error:
+            if error.code == 416 and before:
+                if _total_of(error.headers.get("Content-Range")) == before:
+                    return
+                part.unlink()  # longer than the file on the server: not a beginning of it
+                continue
+            reason = f"the server answered {error.code} {error.reason}"
+        except (OSError, http.client.HTTPException) as error:
+            # urllib wraps what happens while connecting, so these come from writing the file.
+            if isinstance(error, OSError) and error.errno in FULL_DISK + UNWRITABLE:
+                raise
+            reason = str(getattr(error, "reason", "") or error or type(error).__name__)
+        now = part.stat().st_size if part.exists() else 0
+        if now <= before or attempt == ATTEMPTS:
+            raise DataMissing(
+                f"could not download {url}: {reason} (after {now:,} bytes)",
+                f"check the network and {RERUN} (it continues where it stopped), or fetch the "
+                f"file elsewhere and put it at {target}",
+            )
+    raise DataMissing(f"could not download {url}: the server's answers disagree", RERUN)
+
+
+def _transfer(
+    url: str, part: Path, start: int, target: Path, progress: Progress | None, timeout: float
+) -> bool:
+    """Append one response to `part`; whether the file is complete afterwards."""
+    headers = {"User-Agent": "nct-bench", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        done = start if response.status == 206 else 0
+        span = response.headers.get("Content-Range", "")
+        if done and not span.startswith(f"bytes {start}-"):
+            raise OSError(f"the server sent the range '{span}', not the one asked for")
+        length = response.headers.get("Content-Length")
+        total = _total_of(span) if done else None
+        if total is None and length is not None:
+            total = done + int(length)
+        block = response.read(BLOCK_BYTES)
+        html_type = response.headers.get_content_type() == "text/html"
+        if target.suffix not in (".html", ".htm") and (
+            html_type or (done == 0 and _looks_like_html(block))
+        ):
+            # Before `part` is touched: an earlier good half survives a passing quota page.
+            raise _html_error(url, target)
+        with part.open("ab" if done else "wb") as handle:
+            while block:
+                handle.write(block)
+                done += len(block)
+                if progress is not None:
+                    progress(done, total)
+                block = response.read(BLOCK_BYTES)
+            handle.flush()
+            if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+                os.fsync(handle.fileno())
+    return total is None or done == total
+
+
+def _total_of(content_range: str | None) -> int | None:
+    """The size of the whole file, from a Content-Range header such as `bytes 5-9/10`."""
+    match = re.search(r"/(\d+)$", content_range or "")
+    return int(match[1]) if match else None
+
+
+def _looks_like_html(head: bytes) -> bool:
+    """Whether a file begins as a web page does."""
+    return head[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype", b"<html"))
+
+
+def _html_error(source: object, target: Path) -> DataCorrupt:
+    return DataCorrupt(
+        f"{source} is a web page, not the file (often a quota, login or licence page)",
+        f"open the address in a browser, save the real file as {target}, and {RERUN}",
+    )
+
+
+def _check_sums(path: Path, url: str, sha256: str | None, md5: str | None) -> None:
+    """Compare a file with the sums that are known; naming both when they differ."""
+    for kind, expected, measure in (("SHA-256", sha256, sha256_of), ("MD5", md5, md5_of)):
+        if expected and not (actual := measure(path)).startswith(expected.lower()):
+            raise DataCorrupt(
+                f"{path} from {url} has the {kind} {actual}, expected {expected}",
+                f"delete {path} if it is still there and {RERUN}; if it happens again, the host "
+                "serves another file",
+            )
+
+
+def unpack(archive: Path, into: Path) -> None:
+    """Unpack a tar (plain or compressed) or zip as the new folder `into`, all of it or nothing.
+
+    Refused: absolute names, `..`, device files, and links that are absolute, contain `..` or sit in
+    a zip. Links that only point downwards cannot leave the folder, however they are chained, so
+    this does not rest on the standard library's filter alone, whose early versions had holes.
+    """
+    if into.exists() and any(into.iterdir()):
+        raise BenchError(f"{into} is already there", f"move it away and {RERUN}")
+    staging = into.parent / f".{into.name}.{uuid.uuid4().hex[:8]}.unpacking"
+    try:
+        with archive.open("rb") as handle:
+            head = handle.read(512)
+        if _looks_like_html(head):
+            raise _html_error(archive, archive)
+        with disk_errors(into):
+            staging.mkdir(parents=True)
+            unpack_members = _unpack_zip if head[:2] == b"PK" else _unpack_tar
+            unpack_members(archive, staging)
+            staging.rename(into)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise _bad_archive(archive, str(error)) from error
+    except (OSError, RuntimeError, NotImplementedError, ValueError) as error:
+        # gzip's bad header and checksum are OSErrors without a number; a password is RuntimeError.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise _bad_archive(archive, str(error)) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _unpack_tar(archive: Path, staging: Path) -> None:
+    with tarfile.open(archive, "r:*") as tar:
+        for member in tar:
+            _check_name(member.name, archive)
+            if member.islnk() or member.issym():
+                _check_name(member.linkname, archive)
+            tar.extract(member, staging, filter="data")
+        # tarfile stops at its own end mark; reading on makes gzip compare its checksum.
+        while tar.fileobj is not None and tar.fileobj.read(BLOCK_BYTES):
+            pass
+
+
+def _unpack_zip(archive: Path, staging: Path) -> None:
+    with zipfile.ZipFile(archive) as zipped:
+        for member in zipped.infolist():
+            _check_name(member.orig_filename, archive)
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise _bad_archive(archive, f"'{member.filename}' is a link or a device")
+            zipped.extract(member, staging)
+
+
+def _check_name(name: str, archive: Path) -> None:
+    """Refuse a member or link name that could leave the folder, by either system's rules."""
+    windows = PureWindowsPath(name)
+    absolute = PurePosixPath(name).is_absolute() or bool(windows.drive or windows.root)
+    if absolute or ".." in windows.parts or "\0" in name:
+        raise _bad_archive(archive, f"'{name}' points outside of it")
+
+
+def _bad_archive(archive: Path, reason: str) -> DataCorrupt:
+    return DataCorrupt(
+        f"{archive} cannot be unpacked: {reason}", f"delete {archive} and {RERUN} to fetch it anew"
+    )

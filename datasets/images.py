@@ -1,0 +1,127 @@
+"""Images as uint8: whole in memory, or decoded once into a memory-mapped file.
+
+The loop asks for `batch(index)` and gets pixels and sizes; it never sees a path, a decoder or a
+worker. Each split has a file of its own, so that what a method holds leads to its own splits only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images of one batch: (B, C, H, W) uint8, padded to the largest, and each one's size."""
+
+    pixels: Tensor
+    sizes: Tensor
+
+    def __getitem__(self, part: slice) -> ImageBatch:
+        return ImageBatch(self.pixels[part], self.sizes[part])
+
+
+class Images(Protocol):
+    """A sequence of images that can be asked for by index."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: Tensor) -> ImageBatch:
+        """Gather the images at `index`."""
+        ...
+
+    def subset(self, index: Tensor) -> Images:
+        """Restrict to the images at `index`, in that order."""
+        ...
+
+    def to(self, device: torch.device) -> Images:
+        """Hand out batches on `device`."""
+        ...
+
+
+class MemoryImages:
+    """Images of one size, resident in memory (or on the GPU) as one (N, C, H, W) uint8 tensor."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4:
+            raise ValueError(f"expected (N, C, H, W) uint8 but got {pixels.dtype} {pixels.shape}")
+        self.pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def batch(self, index: Tensor) -> ImageBatch:
+        """Gather the images at `index`."""
+        pixels = self.pixels[index.to(self.pixels.device)]
+        size = torch.tensor(pixels.shape[-2:], device=pixels.device)
+        return ImageBatch(pixels, size.expand(len(pixels), 2))
+
+    def subset(self, index: Tensor) -> MemoryImages:
+        """Copy the images at `index`, so that nothing of the rest stays reachable."""
+        return MemoryImages(self.pixels[index])
+
+    def to(self, device: torch.device) -> MemoryImages:
+        """Move the images to `device`."""
+        return MemoryImages(self.pixels.to(device))
+
+
+class MappedImages:
+    """Images of any sizes in one memory-mapped file: H x W x C pixels one image after another.
+
+    Native sizes are kept because RandomResizedCrop must sample the pixels the published pipelines
+    sample, not those of an already resized copy. Memory use is bounded by the batch.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        offsets: Tensor,
+        sizes: Tensor,
+        channels: int = 3,
+        device: torch.device | None = None,
+    ) -> None:
+        self.path = path
+        self.offsets = offsets
+        self.sizes = sizes
+        self.channels = channels
+        self.device = device or torch.device("cpu")
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def batch(self, index: Tensor) -> ImageBatch:
+        """Copy the images at `index` into one batch padded to the largest of them."""
+        index = index.cpu()
+        sizes = self.sizes[index]
+        height, width = sizes.max(dim=0).values.tolist()
+        pixels = np.zeros((len(index), height, width, self.channels), dtype=np.uint8)
+        for slot, (start, (h, w)) in enumerate(
+            zip(self.offsets[index].tolist(), sizes.tolist(), strict=True)
+        ):
+            stop = start + h * w * self.channels
+            pixels[slot, :h, :w] = self._bytes[start:stop].reshape(h, w, self.channels)
+        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        return ImageBatch(batch.to(self.device), sizes.to(self.device))
+
+    def subset(self, index: Tensor) -> MappedImages:
+        """Restrict to the images at `index`."""
+        return MappedImages(
+            self.path, self.offsets[index], self.sizes[index], self.channels, self.device
+        )
+
+    def to(self, device: torch.device) -> MappedImages:
+        """Deliver batches on `device`; the file stays where it is."""
+        return MappedImages(self.path, self.offsets, self.sizes, self.channels, device)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the mapping out: it is opened again where the object arrives."""
+        return {name: value for name, value in self.__dict__.items() if name != "_bytes"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._bytes = np.memmap(self.path, dtype=np.uint8, mode="r")

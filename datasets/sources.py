@@ -1,0 +1,296 @@
+"""What `bench data get` knows about each dataset and about the ImageNet weights.
+
+MNIST, Waterbirds and the weights can be fetched without a person. CelebA and ISIC ask for an
+account, so for them `get` arranges what the user downloaded, or prints the exact steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import shlex
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from datasets.errors import DataCorrupt, DataMissing, UsageError
+from datasets.fetch import default_data_root, disk_errors, download, fetch_lock, sha256_of, unpack
+from datasets.mnist_source import ensure_mnist
+
+Log = Callable[[str], None]
+
+WATERBIRDS = "waterbird_complete95_forest2water2"
+WATERBIRDS_URL = f"https://nlp.stanford.edu/data/dro/{WATERBIRDS}.tar.gz"
+WATERBIRDS_METADATA_SHA256 = "2f023b9dc371f6fbb82c7cb810ff0f03e19c54c8055a2e37517ae7bb56644362"
+
+CELEBA_IMAGES = "img_align_celeba"
+CELEBA_LISTS = ("list_attr_celeba", "list_eval_partition")
+CELEBA_ARCHIVES = ("archive.zip", "celeba-dataset.zip", "img_align_celeba.zip")
+CELEBA_STEPS = """get it by hand:
+  1. log in at https://www.kaggle.com/datasets/jessicali9530/celeba-dataset and press Download
+     (or run: kaggle datasets download jessicali9530/celeba-dataset)
+  2. move the zip, as it is, to {folder}/archive.zip
+  3. run: {command}
+  Or, from the authors' Google Drive: img_align_celeba.zip, list_attr_celeba.txt and
+  list_eval_partition.txt, all three into {folder}, then step 3."""
+
+ISIC_STEPS = """get it by hand:
+  1. take data/isic/labels.csv from GEORGE's repository (HazyResearch/hidden-stratification) and
+     put it at {folder}/labels.csv. It needs the columns 'Image Index' (file name below images/),
+     'benign_malignant' (benign, malignant or empty), 'fold' (train, val or test), 'patch' (1 if
+     the image is of the SONIC study, whose benign images show coloured patches) and
+     'diagnosis_confirm_type' (histopathology or other)
+  2. download the images it names from the ISIC Archive (https://www.isic-archive.com), resize
+     them to 224 x 224 and put them in {folder}/images/
+  3. run: {command}"""
+
+WEIGHTS_REPOSITORY = "timm/resnet50.tv_in1k"
+WEIGHTS_FILE = "resnet50.tv_in1k.safetensors"
+TORCHVISION_WEIGHTS_FILE = "resnet50-0676ba61.pth"
+TORCHVISION_WEIGHTS_URL = f"https://download.pytorch.org/models/{TORCHVISION_WEIGHTS_FILE}"
+TORCHVISION_WEIGHTS_SHA256 = "0676ba61"  # the eight digits in its name are all that is published
+WEIGHTS_STEPS = """get them by hand:
+  1. on a machine with a network, download {url}
+  2. put it, under that name, in {folder}
+  3. run: {command}
+  Or point to a file you have: --set backbone.weights=FILE"""
+
+
+def get(name: str, root: Path, log: Log) -> Path:
+    """Make `name` available under `root` and return its folder (or its file, for the weights).
+
+    Where it is there already, nothing is written and no lock is taken, so that a read-only shared
+    root works.
+    """
+    if name not in NAMES:
+        close = difflib.get_close_matches(name.lower(), NAMES, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(f"there is no '{name}' to get", f"{hint}known: {', '.join(NAMES)}")
+    if name not in SOURCES:
+        return ensure_mnist(root, log)
+    find, fetch = SOURCES[name]
+    found = find(root)
+    if found is None:
+        with fetch_lock(root, name):
+            found = find(root)  # another process may have fetched it meanwhile
+            if found is None:
+                with disk_errors(root / name):
+                    found = fetch(root, log)
+                log(f"{name}: ready: {found}")
+                return found
+    log(f"{name}: already there: {found}")
+    return found
+
+
+def get_command(name: str, root: Path) -> str:
+    """The exact shell command that gets `name`."""
+    command = f"python -m bench data get {name}"
+    if root.absolute() != default_data_root().absolute():
+        command += f" --data-root {shlex.quote(str(root))}"
+    return command
+
+
+def _find_waterbirds(root: Path) -> Path | None:
+    folder = root / "waterbirds" / WATERBIRDS
+    metadata = folder / "metadata.csv"
+    if not metadata.is_file():
+        return None
+    if (actual := sha256_of(metadata)) != WATERBIRDS_METADATA_SHA256:
+        raise DataCorrupt(
+            f"{metadata} is not the released one: its SHA-256 is {actual}, expected "
+            f"{WATERBIRDS_METADATA_SHA256} (a regenerated copy has other splits and groups)",
+            f"move {folder} away and run `{get_command('waterbirds', root)}`",
+        )
+    return folder
+
+
+def _fetch_waterbirds(root: Path, log: Log) -> Path:
+    folder = root / "waterbirds" / WATERBIRDS
+    archive = folder.with_name(f"{WATERBIRDS}.tar.gz")
+    log(f"waterbirds: {'using' if archive.exists() else 'downloading'} {archive}")
+    download(WATERBIRDS_URL, archive)
+    staging = _unpack_beside(archive)
+    if not (staging / WATERBIRDS / "metadata.csv").is_file():
+        shutil.rmtree(staging)
+        raise DataCorrupt(
+            f"{archive} holds no {WATERBIRDS}/metadata.csv",
+            f"delete it and run `{get_command('waterbirds', root)}`",
+        )
+    (staging / WATERBIRDS).replace(folder)
+    shutil.rmtree(staging)
+    return _find_waterbirds(root) or folder
+
+
+def _unpack_beside(archive: Path) -> Path:
+    """Unpack into a folder of its own; one left by an interrupted run is thrown away first."""
+    staging = archive.with_name("unpacked")
+    shutil.rmtree(staging, ignore_errors=True)
+    unpack(archive, staging)
+    return staging
+
+
+def _find_celeba(root: Path) -> Path | None:
+    folder = root / "celeba"
+    if _celeba_lacks(folder):
+        return None
+    partition = _celeba_list(folder, "list_eval_partition")
+    # Every form of the list (comma or blank separated, with or without a header) has one per line.
+    named = partition.read_text(encoding="utf-8").count(".jpg") if partition else 0
+    if (images := _count_jpegs(folder / CELEBA_IMAGES)) != named:
+        raise DataCorrupt(
+            f"{folder / CELEBA_IMAGES} has {images:,} images, but the partition names {named:,}",
+            f"delete {folder / CELEBA_IMAGES}, put the archive in {folder}, and run "
+            f"`{get_command('celeba', root)}`",
+        )
+    return folder
+
+
+def _celeba_lacks(folder: Path) -> list[str]:
+    """What CelebA's folder still needs."""
+    images = [] if _count_jpegs(folder / CELEBA_IMAGES) else [f"{CELEBA_IMAGES}/*.jpg"]
+    return images + [f"{stem}.csv" for stem in CELEBA_LISTS if not _celeba_list(folder, stem)]
+
+
+def _celeba_list(folder: Path, stem: str) -> Path | None:
+    """The list as .csv (Kaggle) or .txt (the authors' own)."""
+    candidates = (folder / f"{stem}{suffix}" for suffix in (".csv", ".txt"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _count_jpegs(folder: Path) -> int:
+    return sum(name.endswith(".jpg") for name in os.listdir(folder)) if folder.is_dir() else 0
+
+
+def _fetch_celeba(root: Path, log: Log) -> Path:
+    folder = root / "celeba"
+    _arrange_celeba(folder, folder)
+    for archive in (folder / name for name in CELEBA_ARCHIVES):
+        if archive.is_file() and _celeba_lacks(folder):
+            log(f"celeba: unpacking {archive}")
+            staging = _unpack_beside(archive)
+            _arrange_celeba(staging, folder)
+            shutil.rmtree(staging)
+    if lacking := _celeba_lacks(folder):
+        raise DataMissing(
+            f"CelebA needs a person to download it; {folder} lacks {', '.join(lacking)}",
+            CELEBA_STEPS.format(folder=folder, command=get_command("celeba", root)),
+        )
+    return _find_celeba(root) or folder
+
+
+def _arrange_celeba(where: Path, folder: Path) -> None:
+    """Move images and lists found anywhere below `where` to their places in `folder`.
+
+    Kaggle nests img_align_celeba/img_align_celeba, and the authors' copy has Anno/ and Eval/.
+    Nothing that is already in its place is replaced.
+    """
+    target = folder / CELEBA_IMAGES
+    for current, _, files in list(os.walk(where)):
+        here = Path(current)
+        for stem in CELEBA_LISTS:
+            for name in {f"{stem}.csv", f"{stem}.txt"} & set(files):
+                if _celeba_list(folder, stem) is None:
+                    (here / name).replace(folder / name)
+        if here.name == CELEBA_IMAGES and _count_jpegs(here) and not _count_jpegs(target):
+            aside = here.replace(folder / "images-found")
+            if target.is_dir():
+                target.rmdir()  # the outer one of two nested folders, now empty
+            aside.replace(target)
+
+
+def _find_isic(root: Path) -> Path | None:
+    folder = root / "isic"
+    images = folder / "images"
+    there = (folder / "labels.csv").is_file() and images.is_dir() and any(images.iterdir())
+    return folder if there else None
+
+
+def _fetch_isic(root: Path, log: Log) -> Path:
+    folder = root / "isic"
+    raise DataMissing(
+        f"ISIC needs a person to download it; {folder} lacks labels.csv or images/",
+        ISIC_STEPS.format(folder=folder, command=get_command("isic", root)),
+    )
+
+
+def _find_weights(root: Path) -> Path | None:
+    folder = root / "weights"
+    if (folder / WEIGHTS_FILE).is_file():
+        return _whole_safetensors(folder / WEIGHTS_FILE)
+    there = (folder / TORCHVISION_WEIGHTS_FILE).is_file()
+    return _weights_from_torchvision(folder) if there else None
+
+
+def _fetch_weights(root: Path, log: Log) -> Path:
+    folder = root / "weights"
+    folder.mkdir(parents=True, exist_ok=True)
+    reasons: list[str] = []
+    for fetch in (_weights_from_hub, _weights_from_torchvision):
+        try:
+            return fetch(folder)
+        except (DataMissing, DataCorrupt) as error:
+            reasons.append(error.message)
+            log(f"weights: {error.message}")
+    raise DataMissing(
+        "the ImageNet weights of ResNet-50 could not be fetched:\n    " + "\n    ".join(reasons),
+        WEIGHTS_STEPS.format(
+            url=TORCHVISION_WEIGHTS_URL, folder=folder, command=get_command("weights", root)
+        ),
+    )
+
+
+def _weights_from_hub(folder: Path) -> Path:
+    """Copy from Hugging Face's own cache, which its client fills if it is empty.
+
+    Offline the client retries for half a minute, so the cache and one short call come first.
+    """
+    try:
+        from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+
+        cached = try_to_load_from_cache(WEIGHTS_REPOSITORY, "model.safetensors")
+        if not isinstance(cached, str):
+            with contextlib.suppress(urllib.error.HTTPError):  # any answer means it is reachable
+                urllib.request.urlopen(constants.ENDPOINT, timeout=5).close()
+            cached = hf_hub_download(WEIGHTS_REPOSITORY, "model.safetensors")
+    except Exception as error:  # the errors of the client and of its HTTP library share no base
+        reason = " ".join(str(error).split())[:200]
+        raise DataMissing(f"{WEIGHTS_REPOSITORY} (Hugging Face): {reason}") from error
+    partial = folder / f"{WEIGHTS_FILE}.part"
+    shutil.copyfile(cached, partial)
+    return _whole_safetensors(partial).replace(folder / WEIGHTS_FILE)
+
+
+def _weights_from_torchvision(folder: Path) -> Path:
+    target = folder / TORCHVISION_WEIGHTS_FILE
+    return download(TORCHVISION_WEIGHTS_URL, target, sha256=TORCHVISION_WEIGHTS_SHA256)
+
+
+def _whole_safetensors(path: Path) -> Path:
+    """Check that a file is whole and holds a ResNet: no published sum exists to compare with."""
+    try:
+        with path.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            header = json.loads(handle.read(min(length, 10_000_000)))
+        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+        whole = "conv1.weight" in header and path.stat().st_size == 8 + length + max(ends)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        remedy = "delete it and run `python -m bench data get weights`"
+        raise DataCorrupt(f"{path} is not a complete ResNet-50 safetensors file", remedy)
+    return path
+
+
+SOURCES: dict[str, tuple[Callable[[Path], Path | None], Callable[[Path, Log], Path]]] = {
+    "waterbirds": (_find_waterbirds, _fetch_waterbirds),
+    "celeba": (_find_celeba, _fetch_celeba),
+    "isic": (_find_isic, _fetch_isic),
+    "weights": (_find_weights, _fetch_weights),
+}
+"""For each name, what only reads (the root may be a shared one) and what writes."""
+
+NAMES = ("mnist", "umnist", "cmnist", *SOURCES)

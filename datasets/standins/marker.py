@@ -1,0 +1,92 @@
+"""The marker that tells a stand-in from the real data.
+
+A result on synthetic pictures must never reach a table of real ones. The marker lies in the folder
+of the label file, so that whoever reads the labels can see it without knowing how they were made.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets.errors import DataCorrupt
+
+MARKER_NAME = "standin.json"
+NOTE = "synthetic stand-in, not the real data"
+
+Counts = dict[str, dict[str, int]]
+"""Images by split and group name; empty where the files on disk know neither, as for MNIST."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What was written: enough to write it again, and the counts a loader should find."""
+
+    dataset: str
+    size: int
+    seed: int
+    counts: Counts
+
+
+def write_marker(folder: Path, marker: Marker) -> None:
+    """Write the marker file into `folder`."""
+    content = {
+        "standin": True,
+        "dataset": marker.dataset,
+        "size": marker.size,
+        "seed": marker.seed,
+        "counts": marker.counts,
+        "note": NOTE,
+    }
+    (folder / MARKER_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_marker(folder: Path) -> Marker | None:
+    """Return the marker in `folder`, or None where the data carries none.
+
+    A marker that cannot be read is an error and not None: taking the folder for real data is the
+    one mistake the marker is there to prevent.
+
+    Raises:
+        DataCorrupt: The marker file is there but is not what `write_marker` writes.
+    """
+    path = Path(folder) / MARKER_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _broken(path, str(error)) from error
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _broken(path, f"it is not JSON ({error})") from error
+    return _parsed(path, content)
+
+
+def _parsed(path: Path, content: Any) -> Marker:
+    """Check every field by hand, for the file may have been edited."""
+    if not isinstance(content, dict) or content.get("standin") is not True:
+        raise _broken(path, 'it does not say "standin": true')
+    dataset, size, seed = content.get("dataset"), content.get("size"), content.get("seed")
+    if not isinstance(dataset, str):
+        raise _broken(path, "dataset is not a name")
+    if not isinstance(size, int) or not isinstance(seed, int):
+        raise _broken(path, "size or seed is not a whole number")
+    counts = content.get("counts")
+    if not isinstance(counts, dict) or not all(_is_group_count(part) for part in counts.values()):
+        raise _broken(path, "counts is not a table of whole numbers by split and group")
+    return Marker(dataset, size, seed, counts)
+
+
+def _is_group_count(part: Any) -> bool:
+    return isinstance(part, dict) and all(isinstance(count, int) for count in part.values())
+
+
+def _broken(path: Path, reason: str) -> DataCorrupt:
+    return DataCorrupt(
+        f"the stand-in marker {path} is broken: {reason}",
+        f"delete the folder {path.parent} and write the stand-in again",
+    )

@@ -1,0 +1,212 @@
+"""Batched augmentation: every cut, flip and resize is one pair of matrices per image.
+
+Cropping, zero padding, flipping and antialiased bilinear resizing are all linear in the pixels and
+separable, so an augmented image is `rows @ pixels @ columns^T`. The matrices of a whole batch are
+computed at once from a few numbers per image, and two batched products do the rest, on any device
+and for images of different sizes. The filter is the triangle filter of PIL (and of torchvision
+with antialias), so a given crop box gives the same pixels as the usual per-sample pipeline.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from datasets.images import ImageBatch
+
+TRIES = 10  # as torchvision: this many draws of a crop box before falling back to the centre
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How one axis of each image is cut: a box, resized, of which one window is kept.
+
+    Attributes:
+        start, length: the source box, in pixels; it may reach outside the image (zero padding).
+        resized: the length the box is resized to.
+        offset: where the output window starts within the resized box.
+        flip: whether the output is reversed.
+        padding: how far, at most, the box reaches outside the image.
+    """
+
+    start: Tensor
+    length: Tensor
+    resized: int
+    offset: Tensor
+    flip: Tensor
+    padding: int = 0
+
+    def matrix(self, source: int, output: int) -> Tensor:
+        """Weights, one (output x source) matrix per image."""
+        device = self.start.device
+        position = torch.arange(output, device=device, dtype=torch.float32)
+        position = torch.where(self.flip[:, None], output - 1 - position, position)
+        scale = (self.length / self.resized)[:, None]
+        centre = self.start[:, None] + (position + self.offset[:, None] + 0.5) * scale
+        # The filter is normalised over the whole box, and what lies outside the image is black:
+        # the border takes part in the sum and is then left out of the product.
+        pixel = torch.arange(-self.padding, source + self.padding, device=device).float()
+        inside = (pixel >= self.start[:, None]) & (pixel < (self.start + self.length)[:, None])
+        distance = (pixel + 0.5) - centre[:, :, None]
+        weight = (1 - distance.abs() / scale.clamp(min=1.0)[:, :, None]).clamp_(min=0.0)
+        weight *= inside[:, None, :]
+        weight /= weight.sum(-1, keepdim=True)
+        return weight[:, :, self.padding : self.padding + source]
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A box of random area and aspect ratio, resized to the output (torchvision's rule)."""
+
+    scale: tuple[float, float] = (0.7, 1.0)
+    ratio: tuple[float, float] = (0.75, 4 / 3)
+
+    def axes(self, sizes: Tensor, output: int, generator: torch.Generator) -> tuple[Axis, Axis]:
+        """Draw one box per image."""
+        device = sizes.device
+        count = len(sizes)
+        height, width = sizes[:, 0].float(), sizes[:, 1].float()
+        draw = torch.rand(4, count, TRIES, generator=generator, device=device)
+        area = height * width
+        target = area[:, None] * (self.scale[0] + (self.scale[1] - self.scale[0]) * draw[0])
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        aspect = torch.exp(low + (high - low) * draw[1])
+        box_w = (target * aspect).sqrt().round()
+        box_h = (target / aspect).sqrt().round()
+        fits = (box_w > 0) & (box_w <= width[:, None]) & (box_h > 0) & (box_h <= height[:, None])
+        first = fits.int().argmax(dim=1, keepdim=True)  # the first try that fits, else try 0
+        box_w, box_h = box_w.gather(1, first)[:, 0], box_h.gather(1, first)[:, 0]
+        place_y, place_x = draw[2].gather(1, first)[:, 0], draw[3].gather(1, first)[:, 0]
+        top = (place_y * (height - box_h + 1)).floor()
+        left = (place_x * (width - box_w + 1)).floor()
+        # No try fitted: the largest central box whose aspect ratio is allowed.
+        none = ~fits.any(dim=1)
+        wide = torch.minimum(width, (height * self.ratio[1]).round())
+        tall = torch.minimum(height, (width / self.ratio[0]).round())
+        box_w, box_h = torch.where(none, wide, box_w), torch.where(none, tall, box_h)
+        top = torch.where(none, ((height - box_h) / 2).floor(), top)
+        left = torch.where(none, ((width - box_w) / 2).floor(), left)
+        zero, no_flip = torch.zeros_like(top), torch.zeros(count, dtype=torch.bool, device=device)
+        return (
+            Axis(top, box_h, output, zero, no_flip),
+            Axis(left, box_w, output, zero, no_flip),
+        )
+
+
+@dataclass(frozen=True)
+class PaddedRandomCrop:
+    """A box of the image's own size, shifted by up to `padding` into a black border, resized."""
+
+    padding: int
+
+    def axes(self, sizes: Tensor, output: int, generator: torch.Generator) -> tuple[Axis, Axis]:
+        """Draw one shift per image."""
+        shape = (2, len(sizes))
+        shift = torch.randint(
+            -self.padding, self.padding + 1, shape, generator=generator, device=sizes.device
+        ).float()
+        zero = torch.zeros_like(shift[0])
+        length = sizes.float()
+        return (
+            Axis(shift[0], length[:, 0], output, zero, zero.bool(), self.padding),
+            Axis(shift[1], length[:, 1], output, zero, zero.bool(), self.padding),
+        )
+
+
+@dataclass(frozen=True)
+class ResizedRandomCrop:
+    """The whole image resized to a square, of which a random window is kept."""
+
+    resize: int
+
+    def axes(self, sizes: Tensor, output: int, generator: torch.Generator) -> tuple[Axis, Axis]:
+        """Draw one window per image."""
+        offset = torch.randint(
+            0,
+            self.resize - output + 1,
+            (2, len(sizes)),
+            generator=generator,
+            device=sizes.device,
+        ).float()
+        return _whole_image(sizes, self.resize, offset)
+
+
+@dataclass(frozen=True)
+class ResizedCentreCrop:
+    """The whole image resized to a square, of which the central window is kept; no randomness."""
+
+    resize: int
+
+    def axes(
+        self, sizes: Tensor, output: int, generator: torch.Generator | None = None
+    ) -> tuple[Axis, Axis]:
+        """Place the window in the centre, rounding as torchvision does."""
+        offset = round((self.resize - output) / 2.0)
+        window = torch.full((2, len(sizes)), float(offset), device=sizes.device)
+        return _whole_image(sizes, self.resize, window)
+
+
+def _whole_image(sizes: Tensor, resize: int, offset: Tensor) -> tuple[Axis, Axis]:
+    zero = torch.zeros_like(offset[0])
+    length = sizes.float()
+    return (
+        Axis(zero, length[:, 0], resize, offset[0], zero.bool()),
+        Axis(zero, length[:, 1], resize, offset[1], zero.bool()),
+    )
+
+
+Cut = RandomResizedCrop | PaddedRandomCrop | ResizedRandomCrop | ResizedCentreCrop
+
+
+@dataclass(frozen=True)
+class Transform:
+    """From uint8 images to the normalised batch a network takes."""
+
+    cut: Cut
+    resolution: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    hflip: bool = False
+    vflip: bool = False
+
+    def __call__(self, batch: ImageBatch, generator: torch.Generator | None = None) -> Tensor:
+        """Cut, flip, resize and normalise a batch; random cuts and flips need a generator."""
+        rows, columns = self.axes(batch.sizes, generator)
+        pixels = resample(batch.pixels, rows, columns, self.resolution)
+        shape = (1, len(self.mean), 1, 1)
+        mean = torch.tensor(self.mean, device=pixels.device).view(shape)
+        std = torch.tensor(self.std, device=pixels.device).view(shape)
+        return pixels.mul_(1 / (255 * std)).sub_(mean / std)
+
+    def axes(self, sizes: Tensor, generator: torch.Generator | None) -> tuple[Axis, Axis]:
+        """Draw where each image is cut and whether it is flipped."""
+        if isinstance(self.cut, ResizedCentreCrop):
+            rows, columns = self.cut.axes(sizes, self.resolution)
+        else:
+            if generator is None:
+                raise ValueError("a random transform needs a generator")
+            rows, columns = self.cut.axes(sizes, self.resolution, generator)
+        if self.vflip:
+            rows = _flipped(rows, generator)
+        if self.hflip:
+            columns = _flipped(columns, generator)
+        return rows, columns
+
+
+def _flipped(axis: Axis, generator: torch.Generator | None) -> Axis:
+    coin = torch.rand(len(axis.start), generator=generator, device=axis.start.device) < 0.5
+    return replace(axis, flip=coin)
+
+
+def resample(pixels: Tensor, rows: Axis, columns: Axis, output: int) -> Tensor:
+    """Apply the matrices of both axes to a (B, C, H, W) uint8 batch; values stay in 0..255."""
+    count, channels, height, width = pixels.shape
+    row_matrix = rows.matrix(height, output)
+    column_matrix = columns.matrix(width, output)
+    flat = pixels.to(row_matrix.dtype).permute(0, 2, 1, 3).reshape(count, height, channels * width)
+    tall = torch.bmm(row_matrix, flat).view(count, output * channels, width)
+    both = torch.bmm(tall, column_matrix.transpose(1, 2))
+    return both.view(count, output, channels, output).permute(0, 2, 1, 3)

@@ -1,0 +1,173 @@
+"""What a method is: its supervision, its configuration, `fit`, and what `fit` returns.
+
+A method file holds a frozen config dataclass and a class under `@register`. It sees a `Task` and a
+`Context`; it knows nothing of files, devices, tables or schedulers. Methods outside this repository
+register through the entry-point group `bench.methods`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from datasets.base import Task
+from datasets.errors import UsageError
+
+BUILT_IN = ("methods.erm",)
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """What a method may know of groups (T and V in the paper), and whether it exposes them (I)."""
+
+    train_groups: bool = False
+    val_groups: bool = False
+    interpretable: bool = False
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What a stage leaves behind: tensors, and small facts about how they came about."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Context(Protocol):
+    """What the harness lends to a fit."""
+
+    device: torch.device
+
+    def seed(self, *names: str | int) -> int:
+        """Derive the seed that belongs to a name; equal names give equal seeds."""
+        ...
+
+    def generator(self, *names: str | int) -> torch.Generator:
+        """Make a generator on the run's device, seeded by name."""
+        ...
+
+    def stage(self, name: str, config: Any, compute: Callable[[Context], StageResult]) -> StageResult:
+        """Compute a piece of work once for every job that asks for the same one."""
+        ...
+
+    def history(self, where: dict[str, Any], **row: float) -> None:
+        """Keep one line of the training history; `where` names it (stage, epoch, ...)."""
+        ...
+
+    def count_passes(self, images: int) -> None:
+        """Count images that went through the network."""
+        ...
+
+    def report(self, **progress: Any) -> None:
+        """Tell whoever watches how far the work has come."""
+        ...
+
+    def audit(
+        self,
+        where: dict[str, Any],
+        val_logits: Tensor,
+        module: nn.Module,
+        classify: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Let the harness look at the model; nothing comes back."""
+        ...
+
+    def save(self, name: str, state: dict[str, Any]) -> None:
+        """Write a checkpoint of the current stage, atomically."""
+        ...
+
+    def restore(self, name: str) -> dict[str, Any] | None:
+        """Read back a checkpoint of the current stage, if there is one."""
+        ...
+
+
+class Fitted(ABC):
+    """A trained classifier, and the partition it discovered where it has one.
+
+    Attributes:
+        module: the network, for keeping its weights.
+        partition: the group each training sample was inferred to belong to, if any.
+        facts: what else belongs in the record, by name.
+    """
+
+    module: nn.Module
+    partition: Tensor | None = None
+    facts: dict[str, Any]
+
+    @abstractmethod
+    def logits(self, images: Tensor) -> Tensor:
+        """Score the classes of a batch of transformed images."""
+
+    def leaf(self, images: Tensor) -> Tensor | None:
+        """Name the latent group of each image, where the method has one at inference."""
+        return None
+
+
+class Method(ABC):
+    """One method; instances hold no state."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    config_type: ClassVar[type[Any]]
+
+    def supervision(self, config: Any) -> Supervision:
+        """State what the method, so configured, may see."""
+        return Supervision()
+
+    @abstractmethod
+    def fit(self, task: Task, config: Any, ctx: Context) -> Fitted:
+        """Train on the task."""
+
+    @abstractmethod
+    def search_space(self, trial: Any, task: Task) -> Any:
+        """Draw a configuration from an Optuna trial."""
+
+
+METHODS: dict[str, Method] = {}
+MethodType = TypeVar("MethodType", bound=type[Method])
+
+
+def register(name: str, *, version: int, config: type[Any]) -> Callable[[MethodType], MethodType]:
+    """Add a method under a name; raise `version` when its behaviour changes."""
+
+    def add(method: MethodType) -> MethodType:
+        known = METHODS.get(name)
+        if known is not None and type(known).__qualname__ != method.__qualname__:
+            raise UsageError(
+                f"two methods are called '{name}': {type(known).__module__} and {method.__module__}",
+                "rename one of them",
+            )
+        method.name, method.version, method.config_type = name, version, config
+        METHODS[name] = method()
+        return method
+
+    return add
+
+
+def load_methods() -> dict[str, Method]:
+    """Import the methods of this package and of every plug-in, and return all by name."""
+    for module in BUILT_IN:
+        importlib.import_module(module)
+    for entry in entry_points(group="bench.methods"):
+        entry.load()
+    return METHODS
+
+
+def get_method(name: str) -> Method:
+    """Find a method, or suggest the nearest name."""
+    known = load_methods()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    raise UsageError(
+        f"unknown method '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""),
+        f"choose from {', '.join(known)}, or all",
+    )

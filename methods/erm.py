@@ -1,0 +1,72 @@
+"""ERM: empirical risk minimisation, the baseline every other method is measured against.
+
+Paper: Vapnik 1998; recipes from the authors' code of GEORGE (waterbirds, celeba, isic, umnist) and
+    of Correct-n-Contrast (cmnist). Supervision: none (T no, V no).
+Deviations: GEORGE chooses the epoch by validation accuracy re-weighted to the training shares of
+    the true subclasses; that reads group labels, so here it is the plain validation accuracy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from datasets.base import Task
+from methods.backbones import build_classifier
+from methods.base import Context, Fitted, Method, StageResult, register
+from methods.optimisation import TrainConfig
+from methods.presets import preset_config
+from methods.training import Training
+
+
+@dataclass(frozen=True)
+class ErmConfig(TrainConfig):
+    """ERM has no knobs of its own."""
+
+
+class FittedClassifier(Fitted):
+    """An ordinary network that maps images to class logits."""
+
+    def __init__(self, module: nn.Module, facts: dict[str, Any]) -> None:
+        self.module = module
+        self.facts = facts
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Score the classes."""
+        scores: Tensor = self.module(images)
+        return scores
+
+
+def train_erm(task: Task, config: TrainConfig, ctx: Context) -> FittedClassifier:
+    """Train by ERM, as a stage that every method asking for the same one shares."""
+
+    def compute(ctx: Context) -> StageResult:
+        model = build_classifier(task, ctx, "erm")
+        trained = Training(model, task, config, ctx, name="erm").run()
+        return StageResult(dict(model.state_dict()), {"selection": trained.as_facts()})
+
+    result = ctx.stage("erm", config, compute)
+    model = build_classifier(task, ctx, "erm")
+    model.load_state_dict(result.tensors)
+    return FittedClassifier(model, dict(result.facts))
+
+
+@register("erm", version=1, config=ErmConfig)
+class Erm(Method):
+    """Minimise the mean cross-entropy."""
+
+    def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
+        """Train one network on all samples alike."""
+        return train_erm(task, config, ctx)
+
+    def search_space(self, trial: Any, task: Task) -> ErmConfig:
+        """Search the rates; the rest is the preset's."""
+        preset: ErmConfig = preset_config(self, task.name)
+        return replace(
+            preset,
+            lr=trial.suggest_float("lr", 1e-5, 1e-2, log=True),
+            weight_decay=trial.suggest_float("weight_decay", 1e-5, 1.0, log=True),
+            batch_size=trial.suggest_categorical("batch_size", [32, 64, 128]),
+        )

@@ -1,0 +1,53 @@
+"""Metrics as pure functions of tensors; shared by model selection and by the final evaluation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def accuracy(pred: Tensor, y: Tensor) -> float:
+    """Share of correct predictions, in percent."""
+    return 100.0 * float((pred == y).double().mean())
+
+
+def group_accuracy(pred: Tensor, y: Tensor, groups: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Accuracy (percent, NaN where empty) and size of each of `count` groups."""
+    size = torch.bincount(groups, minlength=count)
+    right = torch.bincount(groups, weights=(pred == y).double(), minlength=count)
+    return 100.0 * right / size, size  # 0/0 is NaN, which is what an empty group has
+
+
+def worst_group(accuracies: Tensor) -> float:
+    """Lowest accuracy over the groups that have samples."""
+    present = accuracies[~accuracies.isnan()]
+    return float(present.min()) if len(present) else float("nan")
+
+
+def auroc(score: Tensor, positive: Tensor) -> float:
+    """Area under the ROC curve, ties counted half; NaN when a class is absent."""
+    positive = positive.bool()
+    n_pos, n_neg = int(positive.sum()), int((~positive).sum())
+    if n_pos == 0 or n_neg == 0:
+        return float("nan")
+    _, inverse, counts = torch.unique(score, return_inverse=True, return_counts=True)
+    # Samples with equal scores share the mean of the ranks they occupy.
+    last = counts.cumsum(0).double()
+    rank = (last - (counts.double() - 1) / 2)[inverse]
+    return float((rank[positive].sum() - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
+
+
+def pairwise_auroc(score: Tensor, y: Tensor, groups: Tensor, count: int) -> dict[int, float]:
+    """AUROC of each negative group against all positives, by group (GEORGE's robust AUROC)."""
+    pairs = {}
+    for group in range(count):
+        mine = groups == group
+        if mine.any() and not y[mine].any():
+            keep = mine | (y == 1)
+            pairs[group] = auroc(score[keep], y[keep])
+    return pairs
+
+
+def margin_score(logits: Tensor) -> Tensor:
+    """Score of class 1 in a binary task: how far its logit lies above the other's."""
+    return logits[:, 1] - logits[:, 0]

@@ -1,0 +1,56 @@
+"""Running a network over a split: batched, without gradients, in evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from datasets.images import Images
+from datasets.transforms import Transform
+
+BATCH = 500
+RESIDENT_BYTES = 256 * 2**20  # transformed splits up to this size are kept, larger ones redone
+
+
+class EvalImages:
+    """A split under its evaluation transform, transformed once where it fits in memory."""
+
+    def __init__(self, images: Images, transform: Transform, batch_size: int = BATCH) -> None:
+        self.images = images
+        self.transform = transform
+        size = 4 * len(transform.mean) * transform.resolution**2
+        self.batch_size = min(batch_size, max(1, RESIDENT_BYTES // (4 * size)))
+        self._resident: list[Tensor] | None = [] if len(images) * size <= RESIDENT_BYTES else None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self._resident:
+            yield from self._resident
+            return
+        fresh = []
+        for index in torch.arange(len(self.images)).split(self.batch_size):
+            batch = self.transform(self.images.batch(index))
+            batch = batch.contiguous(memory_format=torch.channels_last)
+            if self._resident is not None:
+                fresh.append(batch)
+            yield batch
+        if self._resident is not None:
+            self._resident = fresh
+
+
+def predict(function: Callable[[Tensor], Tensor], images: EvalImages) -> Tensor:
+    """Apply a function to every batch and return the results in order, on the CPU."""
+    with torch.inference_mode():
+        return torch.cat([function(batch).float() for batch in images]).cpu()
+
+
+def predict_with(module: nn.Module, images: EvalImages) -> Tensor:
+    """Run a module over a split in evaluation mode, and leave its mode as it was."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        return predict(module, images)
+    finally:
+        for part, training in modes.items():
+            part.training = training

@@ -1,0 +1,71 @@
+"""Choosing the epoch to keep: named rules over the validation outputs of the model in training.
+
+A rule that needs group labels asks the task for them, and so fails at once for a method whose tier
+does not grant them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from datasets.base import Task
+from datasets.errors import UsageError
+from methods.metrics import (
+    accuracy,
+    auroc,
+    group_accuracy,
+    margin_score,
+    pairwise_auroc,
+    worst_group,
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A rule: how to score the validation outputs, and which of two scores is better."""
+
+    rule: str
+    score: Callable[[Tensor], float]
+    higher_is_better: bool = True
+    always_last: bool = False
+
+    def better(self, new: float, best: float) -> bool:
+        """Tell whether `new` replaces `best`; anything defined replaces an undefined (NaN) best."""
+        if self.always_last or (math.isnan(best) and not math.isnan(new)):
+            return True
+        return new > best if self.higher_is_better else new < best
+
+
+RULES = ("val_avg", "val_loss", "val_auroc", "val_wga", "val_worst_auroc", "last")
+
+
+def selection(rule: str, task: Task) -> Selection:
+    """Build the rule of that name for a task."""
+    y = task.val.y
+    if rule == "val_avg":
+        return Selection(rule, lambda logits: accuracy(logits.argmax(1), y))
+    if rule == "last":
+        return Selection(rule, lambda logits: accuracy(logits.argmax(1), y), always_last=True)
+    if rule == "val_loss":
+        return Selection(
+            rule, lambda logits: float(functional.cross_entropy(logits, y)), higher_is_better=False
+        )
+    if rule == "val_auroc":
+        return Selection(rule, lambda logits: auroc(margin_score(logits), y))
+    groups, count = (task.val.groups, len(task.groups)) if rule in RULES else (None, 0)
+    if rule == "val_wga" and groups is not None:
+        return Selection(
+            rule,
+            lambda logits: worst_group(group_accuracy(logits.argmax(1), y, groups, count)[0]),
+        )
+    if rule == "val_worst_auroc" and groups is not None:
+        return Selection(
+            rule,
+            lambda logits: min(pairwise_auroc(margin_score(logits), y, groups, count).values()),
+        )
+    raise UsageError(f"unknown selection rule '{rule}'", f"choose from {', '.join(RULES)}")

@@ -1,0 +1,230 @@
+"""The one training loop.
+
+Every method that trains a network does it here: sampling by index, batched augmentation, one
+validation pass an epoch that serves selection and the audit, checkpoints after every epoch. An
+epoch draws all its randomness from generators named after it, so a resumed run needs no saved
+random state to be bit-identical. Inside a step nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from datasets.base import Task
+from datasets.errors import BenchError
+from methods.base import Context
+from methods.optimisation import TrainConfig, build_optimizer, build_schedule, step_schedule
+from methods.prediction import EvalImages, predict_with
+from methods.selection import Selection, selection
+
+
+class NonFiniteLoss(BenchError):
+    """Training diverged."""
+
+    kind = "non_finite_loss"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Transformed images, their classes, and their positions in the training split."""
+
+    images: Tensor
+    y: Tensor
+    index: Tensor
+
+
+class CrossEntropy(nn.Module):
+    """Plain mean cross-entropy; the objective of ERM and the pattern for others.
+
+    An objective is a module so that its state (group weights, say) is kept with the checkpoint.
+    """
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Compute the loss of one batch."""
+        return functional.cross_entropy(model(batch.images), batch.y)
+
+
+Sampler = Callable[[int, torch.Generator], Tensor]
+"""The training positions of one epoch, in order, given its number and a generator."""
+
+
+def shuffled(count: int) -> Sampler:
+    """Visit every sample once, in random order."""
+    return lambda epoch, generator: torch.randperm(
+        count, generator=generator, device=generator.device
+    )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training ended; the model itself holds the selected weights."""
+
+    rule: str
+    value: float
+    epoch: int
+    epochs_run: int
+
+    def as_facts(self) -> dict[str, Any]:
+        """Give what a record keeps of it."""
+        return asdict(self)
+
+
+def _unchanged(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+@dataclass
+class Training:
+    """One training of one model; `run` carries it out, from the last checkpoint if there is one.
+
+    Attributes:
+        name: of its checkpoint, its random streams and its history rows.
+        sampler: which samples an epoch visits; every one once by default.
+        objective: the loss.
+        parameters: optimiser parameter groups; all of the model by default.
+        select: which epoch is kept; the config's rule by default.
+        classify: from the model's outputs to class logits, for the audit.
+        set_mode: puts the model into training mode; a method may keep parts of it frozen.
+        where: further columns of the history rows, such as iteration and phase.
+    """
+
+    model: nn.Module
+    task: Task
+    config: TrainConfig
+    ctx: Context
+    name: str = "train"
+    sampler: Sampler | None = None
+    objective: nn.Module | None = None
+    parameters: Iterable[dict[str, Any]] | None = None
+    select: Selection | None = None
+    classify: Callable[[Tensor], Tensor] = _unchanged
+    set_mode: Callable[[nn.Module], Any] = nn.Module.train
+    where: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> Trained:
+        """Train, and leave the selected weights in the model."""
+        self._prepare()
+        self._restore()
+        while self.epoch < self.config.epochs and not 0 < self.config.patience <= self.stale:
+            self._one_epoch()
+        self.model.load_state_dict(self.best_state)
+        return Trained(self.rule.rule, self.best_value, self.best_epoch, self.epoch)
+
+    def _prepare(self) -> None:
+        device = self.ctx.device
+        self.loss = (self.objective or CrossEntropy()).to(device)
+        self.draw = self.sampler or shuffled(len(self.task.train))
+        self.rule = self.select or selection(self.config.selection, self.task)
+        self.model.to(device, memory_format=torch.channels_last)
+        self.optimizer = build_optimizer(self.config, self.parameters or self.model)
+        self.schedule = build_schedule(self.config, self.optimizer, self.rule.higher_is_better)
+        self.labels = self.task.train.y.to(device)
+        self.val = EvalImages(self.task.val.images, self.task.eval_transform)
+        self.epoch, self.best_epoch, self.stale = 0, 0, 0
+        self.best_value = math.nan
+        self.best_state: dict[str, Tensor] = {}
+
+    def _one_epoch(self) -> None:
+        began = time.perf_counter()
+        rate = self.optimizer.param_groups[0]["lr"]
+        loss = self._steps()
+        outputs = predict_with(self.model, self.val)
+        self.ctx.count_passes(len(self.task.val))
+        value = self.rule.score(outputs)
+        step_schedule(self.schedule, value)
+        self.stale += 1
+        if self.rule.better(value, self.best_value) or not self.best_state:
+            self.best_value, self.best_epoch, self.stale = value, self.epoch, 0
+            self.best_state = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        where = {"stage": self.name, "epoch": self.epoch, **self.where}
+        seconds = time.perf_counter() - began
+        self.ctx.history(where, loss=loss, selection=value, lr=rate, seconds=seconds)
+        self.ctx.audit(where, self.classify(outputs), self.model, self.classify)
+        self.epoch += 1
+        self.ctx.save(self.name, self._state())
+        self.ctx.report(
+            stage=self.name, epoch=self.epoch, epochs=self.config.epochs, selection=value
+        )
+
+    def _steps(self) -> float:
+        """Take one epoch's optimiser steps and return the mean loss."""
+        device = self.ctx.device
+        index = self.draw(self.epoch, self.ctx.generator(self.name, "sample", self.epoch))
+        self.set_mode(self.model)
+        total = torch.zeros((), device=device)
+        with isolated_randomness(self.ctx.seed(self.name, "dropout", self.epoch), device):
+            for batch in self._batches(index):
+                with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                    loss = self.loss(self.model, batch)
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                self.optimizer.step()
+                total += loss.detach() * len(batch.y)
+        self.ctx.count_passes(len(index))
+        mean = float(total) / len(index)  # the one place an epoch waits for the device
+        if not math.isfinite(mean):
+            raise NonFiniteLoss(
+                f"the loss became {mean} in epoch {self.epoch} of '{self.name}' "
+                f"(lr {self.optimizer.param_groups[0]['lr']:g})",
+                "lower the learning rate with --set <method>.lr=...",
+            )
+        return mean
+
+    def _batches(self, index: Tensor) -> Iterator[Batch]:
+        """Gather and augment the images of one batch after another."""
+        generator = self.ctx.generator(self.name, "augment", self.epoch)
+        for part in _parts(index, self.config.batch_size):
+            images = self.task.train_transform(self.task.train.images.batch(part), generator)
+            images = images.contiguous(memory_format=torch.channels_last)
+            yield Batch(images, self.labels[part], part)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "loss": self.loss.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
+            "best_state": self.best_state,
+            "progress": [self.epoch, self.best_epoch, self.stale, self.best_value],
+        }
+
+    def _restore(self) -> None:
+        state = self.ctx.restore(self.name)
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        self.loss.load_state_dict(state["loss"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        self.best_state = state["best_state"]
+        self.epoch, self.best_epoch, self.stale, self.best_value = state["progress"]
+
+
+def _parts(index: Tensor, size: int) -> Iterator[Tensor]:
+    """Split into parts of `size`; a last part of one joins its neighbour.
+
+    Batch-norm cannot train on a single sample.
+    """
+    parts = list(index.split(size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    yield from parts
+
+
+@contextmanager
+def isolated_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Give code that can only draw from the global generator (dropout, initialisation) its own."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

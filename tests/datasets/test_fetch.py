@@ -1,0 +1,432 @@
+"""Downloads against a real local server that breaks off, lies and refuses, and hostile archives."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import re
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from datasets import sources
+from datasets.errors import BenchError, DataCorrupt, DataMissing, UsageError
+from datasets.fetch import default_data_root, download, md5_of, sha256_of, unpack
+
+REPOSITORY = Path(__file__).parents[2]
+BODY = bytes(range(256)) * 4096
+SHA256 = hashlib.sha256(BODY).hexdigest()
+
+
+@dataclass
+class Host:
+    """A server's content, its faults, and what it was asked for."""
+
+    url: str = ""
+    body: bytes = BODY
+    content_type: str = "application/octet-stream"
+    ranges: bool = True
+    break_after: list[int] = field(default_factory=list)
+    """For each coming answer, the number of bytes after which the connection is closed."""
+    asked: list[str | None] = field(default_factory=list)
+    """The Range header of each request."""
+    sent: list[int] = field(default_factory=list)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """Serve on 127.0.0.1 from a thread."""
+    host = Host()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            host.asked.append(asked)
+            start = int(asked[6:-1]) if asked and host.ranges else 0
+            if "missing" in self.path:
+                self.send_error(404)
+                return
+            if asked and host.ranges and start >= len(host.body):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(host.body)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            rest = host.body[start:]
+            self.send_response(206 if start else 200)
+            if start:
+                size = len(host.body)
+                self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+            self.send_header("Content-Length", str(len(rest)))
+            self.send_header("Content-Type", host.content_type)
+            self.end_headers()
+            if host.break_after:
+                rest = rest[: host.break_after.pop(0)]
+            self.wfile.write(rest)
+            host.sent.append(len(rest))
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    host.url = f"http://127.0.0.1:{server.server_address[1]}/file.bin"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield host
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Where the file shall come to lie."""
+    return tmp_path / "data" / "file.bin"
+
+
+def part_of(target: Path, content: bytes) -> Path:
+    """Leave what an earlier download would have left."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    part.write_bytes(content)
+    return part
+
+
+def test_download_verifies_reports_progress_and_keeps_what_is_there(
+    host: Host, target: Path
+) -> None:
+    seen: list[tuple[int, int | None]] = []
+    md5 = hashlib.md5(BODY).hexdigest()
+    for _ in range(2):
+        assert download(
+            host.url, target, sha256=SHA256, md5=md5, progress=lambda *at: seen.append(at)
+        )
+    assert target.read_bytes() == BODY
+    assert host.asked == [None]
+    assert seen[-1] == (len(BODY), len(BODY))
+    assert os.listdir(target.parent) == ["file.bin"]
+    assert (sha256_of(target), md5_of(target)) == (SHA256, md5)
+
+
+def test_a_break_is_continued_within_one_call(host: Host, target: Path) -> None:
+    host.break_after = [300_000]
+    download(host.url, target, sha256=SHA256[:8])
+    assert host.asked == [None, "bytes=300000-"]
+    assert sum(host.sent) == len(BODY)
+    assert sha256_of(target) == SHA256
+
+
+def test_a_later_call_asks_for_the_missing_bytes_only(host: Host, target: Path) -> None:
+    host.break_after = [400_000, 100_000, 0]
+    with pytest.raises(DataMissing, match=r"broke off.*500,000 bytes"):
+        download(host.url, target, sha256=SHA256)
+    assert not target.exists()
+    download(host.url, target, sha256=SHA256)
+    assert host.asked[-1] == "bytes=500000-"
+    assert host.sent[-1] == len(BODY) - 500_000
+    assert sha256_of(target) == SHA256
+
+
+def test_a_server_without_ranges_starts_over(host: Host, target: Path) -> None:
+    part_of(target, BODY[:1000])
+    host.ranges = False
+    download(host.url, target, sha256=SHA256)
+    assert host.sent == [len(BODY)]
+
+
+@pytest.mark.parametrize(("there", "requests"), [(BODY, 1), (BODY + b"more", 2)])
+def test_416_means_complete_or_start_over(
+    host: Host, target: Path, there: bytes, requests: int
+) -> None:
+    part_of(target, there)
+    download(host.url, target, sha256=SHA256)
+    assert len(host.asked) == requests
+    assert target.read_bytes() == BODY
+
+
+def test_half_of_another_version_is_thrown_away(host: Host, target: Path) -> None:
+    part_of(target, b"x" * 1000)
+    download(host.url, target, sha256=SHA256)
+    assert host.asked == ["bytes=1000-", None]
+    assert target.read_bytes() == BODY
+
+
+def test_a_wrong_sum_names_both_and_leaves_nothing(host: Host, target: Path) -> None:
+    with pytest.raises(DataCorrupt, match=f"{SHA256}, expected 1234abcd"):
+        download(host.url, target, sha256="1234abcd")
+    assert os.listdir(target.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("text/html; charset=utf-8", b"quota exceeded"),
+        ("application/zip", b"\n <!DOCTYPE html><p>quota exceeded"),
+        ("application/zip", b"\xef\xbb\xbf<HTML><p>quota exceeded"),
+    ],
+)
+def test_a_page_posing_as_a_file_is_refused(
+    host: Host, target: Path, content_type: str, body: bytes
+) -> None:
+    part = part_of(target, BODY[:10])
+    host.content_type, host.body, host.ranges = content_type, body, False
+    with pytest.raises(DataCorrupt, match="web page") as caught:
+        download(host.url, target)
+    assert f"save the real file as {target}" in caught.value.remedy
+    assert part.read_bytes() == BODY[:10], "the good half survives the quota page"
+    download(host.url, target.with_suffix(".html"))
+
+
+def test_no_such_file_and_no_server(host: Host, target: Path) -> None:
+    with pytest.raises(DataMissing, match="404"):
+        download(host.url + "/missing", target)
+    with pytest.raises(DataMissing) as caught:
+        download("http://127.0.0.1:9/file.bin", target, timeout=2)
+    assert str(target) in caught.value.remedy
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_says_so_and_keeps_the_part(host: Host, target: Path) -> None:
+    target.parent.mkdir()
+    part = target.with_name("file.bin.part")
+    part.symlink_to("/dev/full")
+    with pytest.raises(BenchError, match="no space left") as caught:
+        download(host.url, target)
+    assert "--data-root" in caught.value.remedy
+    assert part.is_symlink()
+
+
+def test_two_processes_fetch_once(host: Host, tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib\n"
+        "from datasets.fetch import download, fetch_lock\n"
+        "root = pathlib.Path(sys.argv[2])\n"
+        "with fetch_lock(root, 'thing'):\n"
+        "    download(sys.argv[1], root / 'file.bin')\n"
+    )
+    command = [sys.executable, "-c", script, host.url, str(tmp_path)]
+    running = [subprocess.Popen(command, cwd=REPOSITORY) for _ in range(3)]
+    assert [process.wait(60) for process in running] == [0, 0, 0]
+    assert len(host.asked) == 1
+
+
+def tar_with(path: Path, member: tarfile.TarInfo, content: bytes = b"") -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        good = tarfile.TarInfo("top/good.txt")
+        good.size = 4
+        tar.addfile(good, io.BytesIO(b"good"))
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+HOSTILE = [
+    member("../escape.txt"),
+    member("top/../../escape.txt"),
+    member("/tmp/escape.txt"),
+    member("C:\\escape.txt"),
+    member("top/link", tarfile.SYMTYPE, "../../escape"),
+    member("top/link", tarfile.SYMTYPE, "sub/../good.txt"),
+    member("top/link", tarfile.SYMTYPE, "/etc/passwd"),
+    member("top/link", tarfile.LNKTYPE, "../escape.txt"),
+    member("top/device", tarfile.CHRTYPE),
+    member("top/fifo", tarfile.FIFOTYPE),
+]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda info: f"{info.name}->{info.linkname}")
+def test_a_hostile_tar_leaves_nothing(tmp_path: Path, hostile: tarfile.TarInfo) -> None:
+    archive = tar_with(tmp_path / "a.tar.gz", hostile)
+    with pytest.raises(DataCorrupt, match=re.escape("a.tar.gz cannot be unpacked")):
+        unpack(archive, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["a.tar.gz"]
+
+
+def zip_with(path: Path, name: str, mode: int = stat.S_IFREG | 0o644, text: str = "x") -> Path:
+    with zipfile.ZipFile(path, "w") as zipped:
+        zipped.writestr("top/good.txt", "good")
+        info = zipfile.ZipInfo(name)
+        info.external_attr = mode << 16
+        zipped.writestr(info, text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("../escape.txt", stat.S_IFREG),
+        ("/tmp/escape.txt", stat.S_IFREG),
+        ("top\\..\\..\\escape.txt", stat.S_IFREG),
+        ("top/link", stat.S_IFLNK),
+        ("top/device", stat.S_IFCHR),
+    ],
+)
+def test_a_hostile_zip_leaves_nothing(tmp_path: Path, name: str, mode: int) -> None:
+    archive = zip_with(tmp_path / "a.zip", name, mode | 0o644, "/etc/passwd")
+    with pytest.raises(DataCorrupt, match=re.escape("a.zip cannot be unpacked")):
+        unpack(archive, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["a.zip"]
+
+
+def test_good_archives_unpack(tmp_path: Path) -> None:
+    inside = member("top/link", tarfile.SYMTYPE, "good.txt")
+    for archive in (
+        tar_with(tmp_path / "a.tar.gz", inside),
+        zip_with(tmp_path / "a.zip", "top/sub/more.txt"),
+    ):
+        out = tmp_path / f"{archive.name}-out"
+        unpack(archive, out)
+        assert (out / "top" / "good.txt").read_bytes() == b"good"
+        with pytest.raises(BenchError, match="already there"):
+            unpack(archive, out)
+    assert (tmp_path / "a.tar.gz-out" / "top" / "link").read_bytes() == b"good"
+
+
+@pytest.mark.parametrize("damage", ["truncate", "checksum", "garbage", "page"])
+def test_a_damaged_archive_is_corrupt(tmp_path: Path, damage: str) -> None:
+    for archive in (
+        tar_with(tmp_path / "a.tar.gz", member("top/noise"), os.urandom(50_000)),
+        zip_with(tmp_path / "a.zip", "top/noise", text="noise" * 1000),
+    ):
+        content = archive.read_bytes()
+        if damage == "checksum":  # gzip's stands at the end; in the zip, alter the stored text
+            content = content.replace(b"noisenoise", b"noisenoisy", 1)
+            content = content[:-8] + b"\0\0\0\0" + content[-4:] if content[:1] != b"P" else content
+        damaged = {"truncate": content[: len(content) // 2], "garbage": b"PK garbage" * 99}
+        page = b"<!DOCTYPE html><title>Quota exceeded</title>"
+        archive.write_bytes({**damaged, "page": page}.get(damage, content))
+        with pytest.raises(DataCorrupt, match="web page" if damage == "page" else "unpacked"):
+            unpack(archive, tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == ["a.tar.gz", "a.zip"]
+
+
+def test_default_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BENCH_DATA", str(tmp_path))
+    assert default_data_root() == tmp_path
+    assert sources.get_command("isic", tmp_path) == "python -m bench data get isic"
+    monkeypatch.delenv("BENCH_DATA")
+    assert default_data_root().parts[-2:] == ("nct-bench", "data")
+    assert sources.get_command("isic", Path("/a b")).endswith("get isic --data-root '/a b'")
+
+
+def test_unknown_name_suggests() -> None:
+    with pytest.raises(UsageError) as caught:
+        sources.get("watrbirds", Path("/nowhere"), print)
+    assert "did you mean waterbirds?" in caught.value.remedy
+
+
+def waterbirds_tarball(root: Path, metadata: bytes) -> None:
+    folder = root / "waterbirds"
+    folder.mkdir(parents=True)
+    info = member(f"{sources.WATERBIRDS}/metadata.csv")
+    tar_with(folder / f"{sources.WATERBIRDS}.tar.gz", info, metadata)
+
+
+def test_waterbirds_from_a_tarball_the_user_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = hashlib.sha256(b"released").hexdigest()
+    monkeypatch.setattr(sources, "WATERBIRDS_METADATA_SHA256", released)
+    waterbirds_tarball(tmp_path, b"released")
+    said: list[str] = []
+    for _ in range(2):
+        folder = sources.get("waterbirds", tmp_path, said.append)
+    assert folder == tmp_path / "waterbirds" / sources.WATERBIRDS
+    assert "using" in said[0]
+    assert "already there" in said[-1]
+    assert sorted(p.name for p in folder.parent.iterdir()) == [folder.name, f"{folder.name}.tar.gz"]
+
+
+def test_regenerated_waterbirds_is_corrupt(tmp_path: Path) -> None:
+    waterbirds_tarball(tmp_path, b"regenerated")
+    with pytest.raises(DataCorrupt, match="regenerated copy"):
+        sources.get("waterbirds", tmp_path, print)
+
+
+def kaggle_zip(path: Path, images: int = 3) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as zipped:
+        for index in range(1, images + 1):
+            zipped.writestr(f"img_align_celeba/img_align_celeba/{index:06}.jpg", b"jpeg")
+        zipped.writestr("list_attr_celeba.csv", "image_id,Blond_Hair\n")
+        rows = "".join(f"{index:06}.jpg,0\n" for index in range(1, 4))
+        zipped.writestr("list_eval_partition.csv", "image_id,partition\n" + rows)
+
+
+def test_celeba_from_kaggles_zip(tmp_path: Path) -> None:
+    kaggle_zip(tmp_path / "celeba" / "archive.zip")
+    folder = sources.get("celeba", tmp_path, print)
+    assert sorted(os.listdir(folder)) == [
+        "archive.zip",
+        "img_align_celeba",
+        "list_attr_celeba.csv",
+        "list_eval_partition.csv",
+    ]
+    assert len(os.listdir(folder / "img_align_celeba")) == 3
+
+
+def test_celeba_unzipped_by_the_user(tmp_path: Path) -> None:
+    nested = tmp_path / "celeba" / "img_align_celeba" / "img_align_celeba"
+    nested.mkdir(parents=True)
+    (nested / "000001.jpg").write_bytes(b"jpeg")
+    for sub, name in (("Anno", "list_attr_celeba.txt"), ("Eval", "list_eval_partition.txt")):
+        (tmp_path / "celeba" / sub).mkdir()
+        (tmp_path / "celeba" / sub / name).write_text("000001.jpg 0\n")
+    folder = sources.get("celeba", tmp_path, print)
+    assert os.listdir(folder / "img_align_celeba") == ["000001.jpg"]
+    assert (folder / "list_eval_partition.txt").is_file()
+
+
+def test_celeba_short_of_images_or_absent(tmp_path: Path) -> None:
+    with pytest.raises(DataMissing) as caught:
+        sources.get("celeba", tmp_path, print)
+    assert all(f"  {step}. " in caught.value.remedy for step in (1, 2, 3))
+    kaggle_zip(tmp_path / "celeba" / "archive.zip", images=2)
+    with pytest.raises(DataCorrupt, match="has 2 images, but the partition names 3"):
+        sources.get("celeba", tmp_path, print)
+
+
+def test_isic_needs_a_person_unless_it_is_there(tmp_path: Path) -> None:
+    with pytest.raises(DataMissing) as caught:
+        sources.get("isic", tmp_path, print)
+    assert "benign_malignant" in caught.value.remedy
+    (tmp_path / "isic" / "images").mkdir(parents=True)
+    (tmp_path / "isic" / "images" / "a.jpg").write_bytes(b"jpeg")
+    (tmp_path / "isic" / "labels.csv").write_text("Image Index\n")
+    assert sources.get("isic", tmp_path, print) == tmp_path / "isic"
+
+
+def test_weights_are_checked_and_missing_ones_explained(
+    tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_hub(folder: Path) -> Path:
+        raise DataMissing("huggingface_hub is not installed")
+
+    monkeypatch.setattr(sources, "_weights_from_hub", no_hub)
+    monkeypatch.setattr(sources, "TORCHVISION_WEIGHTS_URL", host.url + "/missing")
+    with pytest.raises(DataMissing, match="404") as caught:
+        sources.get("weights", tmp_path, print)
+    assert "--set backbone.weights=FILE" in caught.value.remedy
+    monkeypatch.setattr(sources, "TORCHVISION_WEIGHTS_URL", host.url)
+    monkeypatch.setattr(sources, "TORCHVISION_WEIGHTS_SHA256", SHA256[:8])
+    assert sources.get("weights", tmp_path, print).name == sources.TORCHVISION_WEIGHTS_FILE
+    (tmp_path / "weights" / sources.WEIGHTS_FILE).write_bytes(gzip.compress(b"not it"))
+    with pytest.raises(DataCorrupt, match="safetensors"):
+        sources.get("weights", tmp_path, print)
