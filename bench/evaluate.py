@@ -71,7 +71,7 @@ def robust_aurocs(
     }
 
 
-def partition_quality(partition: Tensor, y: Tensor, groups: Tensor) -> dict[str, Any]:
+def partition_quality(partition: Tensor, groups: Tensor) -> dict[str, Any]:
     """Compare an inferred partition of the training set with the true groups.
 
     Precision and recall are of the best-matching part for the smallest group; adjusted mutual

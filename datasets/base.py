@@ -176,6 +176,14 @@ class LoadedData:
     splits: Mapping[str, LabelledSplit]
     standin: bool = False
 
+    def to(self, device: torch.device) -> LoadedData:
+        """Hand out image batches on `device`; labels stay on the CPU."""
+        splits = {
+            name: LabelledSplit(split.labels, split.images.to(device))
+            for name, split in self.splits.items()
+        }
+        return LoadedData(self.facts, splits, self.standin)
+
     def task(self, backbone: BackboneSpec, *, train_groups: bool, val_groups: bool) -> Task:
         """Show what a supervision tier grants, and nothing else."""
         grants = {"train": train_groups, "val": val_groups}

@@ -79,7 +79,7 @@ class Celeba(PhotoDataset):
 
     def table(self, folder: Path, config: CelebaConfig) -> pd.DataFrame:
         """Join the attribute list and the partition list."""
-        joined = read_attributes(folder).join(read_partition(folder), how="inner")
+        joined = read_attributes(folder).join(read_partition(folder), how="outer")
         if joined.isna().any(axis=None):
             raise DataCorrupt(f"the lists in {folder} do not fit together", "replace both of them")
         y = (joined["Blond_Hair"] == 1).astype(int)
@@ -106,13 +106,23 @@ def _found(folder: Path, name: str) -> Path:
     return path
 
 
+def _first_lines(path: Path) -> tuple[str, str]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return lines.readline(), lines.readline()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataCorrupt(
+            f"{path} is not text: {error}", "replace it by the released file"
+        ) from error
+
+
 def read_attributes(folder: Path) -> pd.DataFrame:
     """Read the two attributes of every image, by file name, from any of the three forms."""
     path = _found(folder, "list_attr_celeba")
-    lines = path.open().readline(), path.open().readlines(4096)
+    first, second = _first_lines(path)
     # The original text opens with the number of rows, and its header names no first column.
-    counted = lines[0].strip().isdigit()
-    header = lines[1][1] if counted else lines[0]
+    counted = first.strip().isdigit()
+    header = second if counted else first
     separator = "," if "," in header else r"\s+"
     names = [name for name in header.replace(",", " ").split() if name != "image_id"]
     table = read_table(
@@ -130,7 +140,7 @@ def read_attributes(folder: Path) -> pd.DataFrame:
 def read_partition(folder: Path) -> pd.DataFrame:
     """Read the split number of every image, by file name, from any of the three forms."""
     path = _found(folder, "list_eval_partition")
-    first = path.open().readline()
+    first, _ = _first_lines(path)
     separator = "," if "," in first else r"\s+"
     headed = not first.split("," if "," in first else None)[-1].strip().isdigit()
     return read_table(

@@ -1,4 +1,4 @@
-"""CMNIST: five classes of two digits each, every class dyed with a colour of its own 99.5% of the time.
+"""CMNIST: five classes of two digits, each dyed with a colour of its own 99.5% of the time.
 
 Paper: Zhang et al. 2022 (Correct-n-Contrast), whose generator `cnc` reproduces (seed 42: 254
 conflicting training images). The NCT paper's table has exactly 270, the nominal 0.5%: `nominal`
@@ -125,9 +125,7 @@ class Cmnist(MnistDataset):
         return {
             "train": _labels(train, classes[train], dye(classes[train])),
             "val": _labels(val, classes[val], _uniform_colours(classes[val])),
-            "test": _labels(
-                len(classes) + np.arange(len(test)), test, _uniform_colours(test)
-            ),
+            "test": _labels(len(classes) + np.arange(len(test)), test, _uniform_colours(test)),
         }
 
     def images(
@@ -174,7 +172,7 @@ def _nominal_colours(y: Numbers) -> Numbers:
     rng = np.random.RandomState(SEED)
     colour = y.copy()
     sizes = np.bincount(y, minlength=5)
-    for label, conflicts in enumerate(_largest_remainder(sizes * (1 - ALIGNED))):
+    for label, conflicts in enumerate(_largest_remainder(sizes * np.float64(1 - ALIGNED))):
         mine = rng.permutation(np.flatnonzero(y == label))[:conflicts]
         others = np.delete(np.arange(5), label)
         share = np.full(4, conflicts // 4) + (np.arange(4) < conflicts % 4)

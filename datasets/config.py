@@ -52,8 +52,14 @@ def coerce(value: Any, wanted: Any, name: str) -> Any:
             return None
         return coerce(value, next(a for a in arguments if a is not type(None)), name)
     if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else list(value)
-        return tuple(coerce(item, arguments[0], name) for item in items if item != "")
+        if not isinstance(value, str | list | tuple):
+            raise _refused(name, value, "a list")
+        items = [item for item in value.split(",") if item] if isinstance(value, str) else value
+        if Ellipsis in arguments:
+            return tuple(coerce(item, arguments[0], name) for item in items)
+        if len(items) != len(arguments):
+            raise _refused(name, value, f"a list of {len(arguments)}")
+        return tuple(coerce(item, kind, name) for item, kind in zip(items, arguments, strict=True))
     return _scalar(value, wanted, name)
 
 
@@ -68,7 +74,7 @@ def _scalar(value: Any, wanted: Any, name: str) -> Any:
     if wanted in (int, float) and not isinstance(value, bool):
         try:
             number = wanted(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = None
         exact = number is not None and (isinstance(value, str) or number == value)
         if exact and number == number:  # NaN is not a setting

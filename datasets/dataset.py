@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from datasets.base import SPLITS, Facts, LabelledSplit, Labels, LoadedData, check_counts
 from datasets.errors import DataMissing
+from datasets.fetch import get_command
 from datasets.images import Images
-from datasets.sources import get_command
 from datasets.standins.marker import Marker, read_marker
 
 Progress = Callable[[str, int, int], None]
@@ -62,6 +62,7 @@ class Dataset(ABC):
 
     def check_files(self, folder: Path, standin: bool) -> None:
         """Check sums of files that have a pinned one; datasets without such files do nothing."""
+        return
 
     def bad_files(self, folder: Path, config: Any, progress: Progress) -> list[str]:
         """List every unreadable image; datasets without image files have none."""
@@ -89,6 +90,8 @@ class Dataset(ABC):
             return facts
         marker = found.marker
         counts = {split: sum(groups.values()) for split, groups in marker.counts.items()}
+        if not facts.counts:  # a protocol that asserts no sizes asserts none of a stand-in
+            counts = {}
         return replace(
             facts,
             protocol=f"{facts.protocol}-standin-{marker.size}-{marker.seed}",

@@ -119,6 +119,12 @@ def _build(
                 sink.write(image.tobytes())
                 position += image.nbytes
                 progress(done, len(files))
+        np.save(index, np.array(rows, dtype=np.int64))
+        os.replace(temporary, pixels)
+        draft = Path(f"{target}.json.part")
+        facts = {"identity": identity, "bytes": position, "images": len(files)}
+        draft.write_text(json.dumps(facts))
+        os.replace(draft, header)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise BenchError(
@@ -128,11 +134,6 @@ def _build(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    np.save(index, np.array(rows, dtype=np.int64))
-    os.replace(temporary, pixels)
-    draft = Path(f"{target}.json.part")
-    draft.write_text(json.dumps({"identity": identity, "bytes": position, "images": len(files)}))
-    os.replace(draft, header)
 
 
 def _decoded(files: list[Path]) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Downloading, resuming, verifying and safely unpacking: the mechanism behind `bench data get`.
+"""Downloading, resuming and verifying: the mechanism behind `bench data get`.
 
 Dataset hosts go down, break off half-way, and answer with a quota page that is saved as a zip. So
 nothing gets its final name before it is complete and verified, a broken download continues where it
@@ -11,19 +11,14 @@ import contextlib
 import errno
 import hashlib
 import http.client
-import lzma
 import os
 import re
-import shutil
+import shlex
 import stat
-import tarfile
 import urllib.error
 import urllib.request
-import uuid
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 from filelock import FileLock
 from platformdirs import user_cache_dir
@@ -43,6 +38,14 @@ def default_data_root() -> Path:
     """Where data lives unless `--data-root` says otherwise: BENCH_DATA, else the user's cache."""
     chosen = os.environ.get("BENCH_DATA")
     return Path(chosen).expanduser() if chosen else Path(user_cache_dir("nct-bench")) / "data"
+
+
+def get_command(name: str, root: Path) -> str:
+    """The exact shell command that gets `name`."""
+    command = f"python -m bench data get {name}"
+    if root.absolute() != default_data_root().absolute():
+        command += f" --data-root {shlex.quote(str(root))}"
+    return command
 
 
 def sha256_of(path: Path) -> str:
@@ -179,10 +182,10 @@ def _transfer(
         block = response.read(BLOCK_BYTES)
         html_type = response.headers.get_content_type() == "text/html"
         if target.suffix not in (".html", ".htm") and (
-            html_type or (done == 0 and _looks_like_html(block))
+            html_type or (done == 0 and looks_like_html(block))
         ):
             # Before `part` is touched: an earlier good half survives a passing quota page.
-            raise _html_error(url, target)
+            raise web_page_error(url, target)
         with part.open("ab" if done else "wb") as handle:
             while block:
                 handle.write(block)
@@ -202,12 +205,13 @@ def _total_of(content_range: str | None) -> int | None:
     return int(match[1]) if match else None
 
 
-def _looks_like_html(head: bytes) -> bool:
+def looks_like_html(head: bytes) -> bool:
     """Whether a file begins as a web page does."""
     return head[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype", b"<html"))
 
 
-def _html_error(source: object, target: Path) -> DataCorrupt:
+def web_page_error(source: object, target: Path) -> DataCorrupt:
+    """Say that a page was served where a file was asked for, and what to do."""
     return DataCorrupt(
         f"{source} is a web page, not the file (often a quota, login or licence page)",
         f"open the address in a browser, save the real file as {target}, and {RERUN}",
@@ -223,70 +227,3 @@ def _check_sums(path: Path, url: str, sha256: str | None, md5: str | None) -> No
                 f"delete {path} if it is still there and {RERUN}; if it happens again, the host "
                 "serves another file",
             )
-
-
-def unpack(archive: Path, into: Path) -> None:
-    """Unpack a tar (plain or compressed) or zip as the new folder `into`, all of it or nothing.
-
-    Refused: absolute names, `..`, device files, and links that are absolute, contain `..` or sit in
-    a zip. Links that only point downwards cannot leave the folder, however they are chained, so
-    this does not rest on the standard library's filter alone, whose early versions had holes.
-    """
-    if into.exists() and any(into.iterdir()):
-        raise BenchError(f"{into} is already there", f"move it away and {RERUN}")
-    staging = into.parent / f".{into.name}.{uuid.uuid4().hex[:8]}.unpacking"
-    try:
-        with archive.open("rb") as handle:
-            head = handle.read(512)
-        if _looks_like_html(head):
-            raise _html_error(archive, archive)
-        with disk_errors(into):
-            staging.mkdir(parents=True)
-            unpack_members = _unpack_zip if head[:2] == b"PK" else _unpack_tar
-            unpack_members(archive, staging)
-            staging.rename(into)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise _bad_archive(archive, str(error)) from error
-    except (OSError, RuntimeError, NotImplementedError, ValueError) as error:
-        # gzip's bad header and checksum are OSErrors without a number; a password is RuntimeError.
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise _bad_archive(archive, str(error)) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _unpack_tar(archive: Path, staging: Path) -> None:
-    with tarfile.open(archive, "r:*") as tar:
-        for member in tar:
-            _check_name(member.name, archive)
-            if member.islnk() or member.issym():
-                _check_name(member.linkname, archive)
-            tar.extract(member, staging, filter="data")
-        # tarfile stops at its own end mark; reading on makes gzip compare its checksum.
-        while tar.fileobj is not None and tar.fileobj.read(BLOCK_BYTES):
-            pass
-
-
-def _unpack_zip(archive: Path, staging: Path) -> None:
-    with zipfile.ZipFile(archive) as zipped:
-        for member in zipped.infolist():
-            _check_name(member.orig_filename, archive)
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _bad_archive(archive, f"'{member.filename}' is a link or a device")
-            zipped.extract(member, staging)
-
-
-def _check_name(name: str, archive: Path) -> None:
-    """Refuse a member or link name that could leave the folder, by either system's rules."""
-    windows = PureWindowsPath(name)
-    absolute = PurePosixPath(name).is_absolute() or bool(windows.drive or windows.root)
-    if absolute or ".." in windows.parts or "\0" in name:
-        raise _bad_archive(archive, f"'{name}' points outside of it")
-
-
-def _bad_archive(archive: Path, reason: str) -> DataCorrupt:
-    return DataCorrupt(
-        f"{archive} cannot be unpacked: {reason}", f"delete {archive} and {RERUN} to fetch it anew"
-    )

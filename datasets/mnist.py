@@ -13,7 +13,8 @@ from torch import Tensor
 
 from datasets.base import Labels
 from datasets.dataset import Dataset
-from datasets.mnist_source import find_mnist, read_idx, verify_mnist
+from datasets.idx import read_idx
+from datasets.mnist_source import holds_mnist, verify_mnist
 
 Part = Literal["train", "t10k"]
 
@@ -29,7 +30,7 @@ class MnistDataset(Dataset):
 
     def holds(self, folder: Path) -> bool:
         """Tell whether the four files are in `folder` itself."""
-        return find_mnist(folder) == folder
+        return holds_mnist(folder)
 
     def check_files(self, folder: Path, standin: bool) -> None:
         """Check the sums of the four files."""

@@ -17,17 +17,17 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from datasets.archives import unpack
 from datasets.errors import BenchError, DataCorrupt, DataMissing
-from datasets.fetch import disk_errors, download, fetch_lock, sha256_of, unpack
+from datasets.fetch import disk_errors, download, fetch_lock, get_command, sha256_of
+from datasets.idx import on_disk, open_idx
+from datasets.standins.marker import refuse_standin
 
 Log = Callable[[str], None]
-
-GET_MNIST = "python -m bench data get mnist"
 
 SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -68,16 +68,18 @@ def find_mnist(root: Path) -> Path | None:
 
 def holds_mnist(folder: Path) -> bool:
     """Whether `folder` itself holds all four files, unpacked or as .gz."""
-    return all(_on_disk(folder / name) for name in SHA256)
+    return all(on_disk(folder / name) for name in SHA256)
 
 
 def ensure_mnist(root: Path, log: Log, sources: Sequence[MnistSource] | None = None) -> Path:
     """The folder with the four verified files, fetched to `<root>/mnist` if there is none yet.
 
     A folder the user already has is used where it lies and never written to, so that a read-only
-    shared root works; `read_idx` reads its .gz files as well. Files are never overwritten.
+    shared root works; `read_idx` reads its .gz files as well. Files are never overwritten, and a
+    stand-in is never completed with real files.
     """
     found = find_mnist(root)
+    refuse_standin(found or root / "mnist")
     if found is not None:
         verify_mnist(found)
         log(f"mnist: already there, verified: {found}")
@@ -107,24 +109,25 @@ def _fetch_into(folder: Path, log: Log, sources: Sequence[MnistSource]) -> None:
                 log(f"mnist: not from {reasons[-1]}")
                 continue
             for name in SHA256:
-                if _on_disk(folder / name) is None:
+                if on_disk(folder / name) is None:
                     (Path(scratch) / name).replace(folder / name)
         log(f"mnist: fetched from {source.name}, verified: {folder}")
         return
     raise DataMissing(
         "MNIST could not be fetched from any source:\n    " + "\n    ".join(reasons),
-        f"with a network, run `{GET_MNIST}` again; without, put the four files "
-        f"{', '.join(SHA256)} (unpacked or .gz) in {folder}",
+        f"with a network, run `{get_command('mnist', _root_of(folder))}` again; without, put the "
+        f"four files {', '.join(SHA256)} (unpacked or .gz) in {folder}",
     )
 
 
 def verify_mnist(folder: Path) -> None:
     """Compare the SHA-256 of the four files, decompressed, with the known ones."""
+    command = get_command("mnist", _root_of(folder))
     for name, expected in SHA256.items():
-        path = _on_disk(folder / name)
+        path = on_disk(folder / name)
         if path is None:
-            raise DataMissing(f"{folder / name} is missing", f"run `{GET_MNIST}`")
-        with _open_idx(path) as handle:
+            raise DataMissing(f"{folder / name} is missing", f"run `{command}`")
+        with open_idx(path) as handle:
             try:
                 actual = hashlib.file_digest(cast(Any, handle), "sha256").hexdigest()
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -132,61 +135,15 @@ def verify_mnist(folder: Path) -> None:
         if actual != expected:
             raise DataCorrupt(
                 f"{path} is not MNIST's {name}: its SHA-256 is {actual}, expected {expected}",
-                f"delete it and run `{GET_MNIST}`",
+                f"delete it and run `{command}`",
             )
 
 
-def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """Read an IDX file of bytes, gzipped or not; `<path>.gz` is read where `path` is not there."""
-    remedy = f"delete it and run `{GET_MNIST}`"
-    found = _on_disk(path)
-    if found is None:
-        raise DataMissing(f"{path} is missing", f"run `{GET_MNIST}`")
-    with _open_idx(found) as handle:
-        try:
-            content = bytearray(handle.read())
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataCorrupt(f"{found} cannot be decompressed: {error}", remedy) from error
-    dimensions = content[3] if len(content) >= 4 else 0
-    start = 4 + 4 * dimensions
-    if content[:3] != b"\0\0\x08" or dimensions == 0 or len(content) < start:
-        raise DataCorrupt(
-            f"{found} has no IDX header of unsigned bytes: it begins with "
-            f"0x{bytes(content[:4]).hex()}",
-            remedy,
-        )
-    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
-    expected = start + int(np.prod(shape, dtype=object))
-    if len(content) != expected:
-        raise DataCorrupt(
-            f"{found} has {len(content):,} bytes, but its header {shape} asks for {expected:,}",
-            remedy,
-        )
-    # From a bytearray the array is writable, which torch.from_numpy asks for.
-    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
-
-
-def read_mnist_images(folder: Path, part: Literal["train", "t10k"]) -> npt.NDArray[np.uint8]:
-    """The images of one part, N x 28 x 28."""
-    return read_idx(folder / f"{part}-images-idx3-ubyte")
-
-
-def read_mnist_labels(folder: Path, part: Literal["train", "t10k"]) -> npt.NDArray[np.uint8]:
-    """The digits of one part, N."""
-    return read_idx(folder / f"{part}-labels-idx1-ubyte")
-
-
-def _on_disk(path: Path) -> Path | None:
-    """The file itself, or its .gz, or None."""
-    zipped = path.with_name(path.name + ".gz")
-    return path if path.is_file() else zipped if zipped.is_file() else None
-
-
-def _open_idx(path: Path) -> IO[bytes]:
-    """Open by content, not by name: browsers unpack a .gz and keep its name."""
-    with path.open("rb") as handle:
-        zipped = handle.read(2) == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
+def _root_of(folder: Path) -> Path:
+    """The data root below which `find_mnist` finds `folder`."""
+    if folder.name == "mnist":
+        return folder.parent
+    return folder.parent.parent if folder.parts[-2:] == ("MNIST", "raw") else folder
 
 
 def default_sources() -> tuple[MnistSource, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +27,47 @@ class PhotoDataset(Dataset):
 
     @abstractmethod
     def table(self, folder: Path, config: Any) -> pd.DataFrame:
-        """Read one row per image: id, file (below `folder`), split (0/1/2), y, group, alternates."""
+        """Read one row per image: id, file below `folder`, split (0/1/2), y, group, alternates."""
 
     def labels(self, folder: Path, config: Any) -> Mapping[str, Labels]:
         """Read the labels of every split."""
-        table = self.table(folder, config)
-        alternates = self.facts(config).alternates
-        return {name: _labels(part, tuple(alternates)) for name, part in _by_split(table).items()}
+        facts = self.facts(config)
+        parts = _by_split(self._whole_numbers(folder, config))
+        for name, part in parts.items():
+            if part.empty:
+                raise DataCorrupt(f"{folder} names no {name} images", "get the released table")
+            for column, names in (("y", facts.classes), ("group", facts.groups)):
+                if not part[column].between(0, len(names) - 1).all():
+                    raise DataCorrupt(
+                        f"{folder} has a {column} outside of 0..{len(names) - 1}",
+                        "get the released table",
+                    )
+        return {name: _labels(part, tuple(facts.alternates)) for name, part in parts.items()}
+
+    def _whole_numbers(self, folder: Path, config: Any) -> pd.DataFrame:
+        """Read the table, refusing one in which a number is missing or is none."""
+        try:
+            table = self.table(folder, config)
+            return table.astype({name: "int64" for name in table.columns if name != "file"})
+        except (ValueError, TypeError) as error:
+            raise DataCorrupt(
+                f"the labels in {folder} are not all whole numbers: {error}",
+                "replace the table by the released file",
+            ) from error
 
     def images(
         self, folder: Path, config: Any, labels: Mapping[str, Labels], progress: Progress
     ) -> Mapping[str, Images]:
         """Open the decoded images, decoding them first where that was not done before."""
-        parts = _by_split(self.table(folder, config))
+        parts = _by_split(self._whole_numbers(folder, config))
         cache = decoded_folder(folder)
+        # Protocols differ in which images they take, and must not overwrite each other's pixels.
+        stem = f"{self.name}-{self.facts(config).protocol}"
         return {
             name: mapped_images(
                 [folder / file for file in part["file"]],
-                cache / f"{self.name}-{name}",
-                lambda done, total, name=name: progress(f"decoding {self.name} {name}", done, total),
+                cache / f"{stem}-{name}",
+                partial(progress, f"decoding {self.name} {name}"),
             )
             for name, part in parts.items()
         }
@@ -70,7 +93,7 @@ def photo_transforms(
     *,
     vflip: bool = False,
 ) -> tuple[Transform, Transform]:
-    """Build the paper's pipelines: random resized crop and flips, or resize to 8/7 and centre crop."""
+    """Build the paper's pipelines: random crops and flips, or the centre of a resize to 8/7."""
     train = Transform(RandomResizedCrop(), resolution, mean, std, hflip=True, vflip=vflip)
     evaluate = Transform(ResizedCentreCrop(round(resolution * 256 / 224)), resolution, mean, std)
     return train, evaluate
@@ -85,7 +108,8 @@ def check_resolution(resolution: int) -> None:
 def read_table(path: Path, **options: Any) -> pd.DataFrame:
     """Read a label file, or say that it is broken."""
     try:
-        return pd.read_csv(path, **options)
+        table: pd.DataFrame = pd.read_csv(path, **options)
+        return table
     except (ValueError, OSError) as error:
         raise DataCorrupt(
             f"{path} cannot be read as a table: {error}", "replace it by the released file"
@@ -96,8 +120,9 @@ def require_columns(table: pd.DataFrame, columns: set[str], path: Path) -> None:
     """Fail with the names of the columns that are missing."""
     missing = sorted(columns - set(table.columns))
     if missing:
+        there = ", ".join(map(str, table.columns))
         raise DataCorrupt(
-            f"{path} has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}",
+            f"{path} has no column {', '.join(missing)}; it has {there}",
             "replace it by the released file",
         )
 

@@ -1,4 +1,4 @@
-"""What `bench data get` knows about each dataset and about the ImageNet weights.
+"""What `bench data get` knows about each dataset: where it comes from and how it is arranged.
 
 MNIST, Waterbirds and the weights can be fetched without a person. CelebA and ISIC ask for an
 account, so for them `get` arranges what the user downloaded, or prints the exact steps.
@@ -6,20 +6,18 @@ account, so for them `get` arranges what the user downloaded, or prints the exac
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import json
 import os
-import shlex
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from datasets.archives import unpack
 from datasets.errors import DataCorrupt, DataMissing, UsageError
-from datasets.fetch import default_data_root, disk_errors, download, fetch_lock, sha256_of, unpack
+from datasets.fetch import disk_errors, download, fetch_lock, get_command, sha256_of
 from datasets.mnist_source import ensure_mnist
+from datasets.standins.marker import refuse_standin
+from datasets.weights_source import fetch_weights, find_weights
 
 Log = Callable[[str], None]
 
@@ -48,17 +46,6 @@ ISIC_STEPS = """get it by hand:
      them to 224 x 224 and put them in {folder}/images/
   3. run: {command}"""
 
-WEIGHTS_REPOSITORY = "timm/resnet50.tv_in1k"
-WEIGHTS_FILE = "resnet50.tv_in1k.safetensors"
-TORCHVISION_WEIGHTS_FILE = "resnet50-0676ba61.pth"
-TORCHVISION_WEIGHTS_URL = f"https://download.pytorch.org/models/{TORCHVISION_WEIGHTS_FILE}"
-TORCHVISION_WEIGHTS_SHA256 = "0676ba61"  # the eight digits in its name are all that is published
-WEIGHTS_STEPS = """get them by hand:
-  1. on a machine with a network, download {url}
-  2. put it, under that name, in {folder}
-  3. run: {command}
-  Or point to a file you have: --set backbone.weights=FILE"""
-
 
 def get(name: str, root: Path, log: Log) -> Path:
     """Make `name` available under `root` and return its folder (or its file, for the weights).
@@ -86,16 +73,9 @@ def get(name: str, root: Path, log: Log) -> Path:
     return found
 
 
-def get_command(name: str, root: Path) -> str:
-    """The exact shell command that gets `name`."""
-    command = f"python -m bench data get {name}"
-    if root.absolute() != default_data_root().absolute():
-        command += f" --data-root {shlex.quote(str(root))}"
-    return command
-
-
 def _find_waterbirds(root: Path) -> Path | None:
     folder = root / "waterbirds" / WATERBIRDS
+    refuse_standin(folder)
     metadata = folder / "metadata.csv"
     if not metadata.is_file():
         return None
@@ -135,6 +115,7 @@ def _unpack_beside(archive: Path) -> Path:
 
 def _find_celeba(root: Path) -> Path | None:
     folder = root / "celeba"
+    refuse_standin(folder)
     if _celeba_lacks(folder):
         return None
     partition = _celeba_list(folder, "list_eval_partition")
@@ -203,10 +184,12 @@ def _arrange_celeba(where: Path, folder: Path) -> None:
 
 
 def _find_isic(root: Path) -> Path | None:
-    folder = root / "isic"
-    images = folder / "images"
-    there = (folder / "labels.csv").is_file() and images.is_dir() and any(images.iterdir())
-    return folder if there else None
+    for folder in (root / "isic", root / "isic" / "processed"):
+        refuse_standin(folder)
+        images = folder / "images"
+        if (folder / "labels.csv").is_file() and images.is_dir() and any(images.iterdir()):
+            return folder
+    return None
 
 
 def _fetch_isic(root: Path, log: Log) -> Path:
@@ -217,79 +200,11 @@ def _fetch_isic(root: Path, log: Log) -> Path:
     )
 
 
-def _find_weights(root: Path) -> Path | None:
-    folder = root / "weights"
-    if (folder / WEIGHTS_FILE).is_file():
-        return _whole_safetensors(folder / WEIGHTS_FILE)
-    there = (folder / TORCHVISION_WEIGHTS_FILE).is_file()
-    return _weights_from_torchvision(folder) if there else None
-
-
-def _fetch_weights(root: Path, log: Log) -> Path:
-    folder = root / "weights"
-    folder.mkdir(parents=True, exist_ok=True)
-    reasons: list[str] = []
-    for fetch in (_weights_from_hub, _weights_from_torchvision):
-        try:
-            return fetch(folder)
-        except (DataMissing, DataCorrupt) as error:
-            reasons.append(error.message)
-            log(f"weights: {error.message}")
-    raise DataMissing(
-        "the ImageNet weights of ResNet-50 could not be fetched:\n    " + "\n    ".join(reasons),
-        WEIGHTS_STEPS.format(
-            url=TORCHVISION_WEIGHTS_URL, folder=folder, command=get_command("weights", root)
-        ),
-    )
-
-
-def _weights_from_hub(folder: Path) -> Path:
-    """Copy from Hugging Face's own cache, which its client fills if it is empty.
-
-    Offline the client retries for half a minute, so the cache and one short call come first.
-    """
-    try:
-        from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
-
-        cached = try_to_load_from_cache(WEIGHTS_REPOSITORY, "model.safetensors")
-        if not isinstance(cached, str):
-            with contextlib.suppress(urllib.error.HTTPError):  # any answer means it is reachable
-                urllib.request.urlopen(constants.ENDPOINT, timeout=5).close()
-            cached = hf_hub_download(WEIGHTS_REPOSITORY, "model.safetensors")
-    except Exception as error:  # the errors of the client and of its HTTP library share no base
-        reason = " ".join(str(error).split())[:200]
-        raise DataMissing(f"{WEIGHTS_REPOSITORY} (Hugging Face): {reason}") from error
-    partial = folder / f"{WEIGHTS_FILE}.part"
-    shutil.copyfile(cached, partial)
-    return _whole_safetensors(partial).replace(folder / WEIGHTS_FILE)
-
-
-def _weights_from_torchvision(folder: Path) -> Path:
-    target = folder / TORCHVISION_WEIGHTS_FILE
-    return download(TORCHVISION_WEIGHTS_URL, target, sha256=TORCHVISION_WEIGHTS_SHA256)
-
-
-def _whole_safetensors(path: Path) -> Path:
-    """Check that a file is whole and holds a ResNet: no published sum exists to compare with."""
-    try:
-        with path.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            header = json.loads(handle.read(min(length, 10_000_000)))
-        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-        whole = "conv1.weight" in header and path.stat().st_size == 8 + length + max(ends)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        remedy = "delete it and run `python -m bench data get weights`"
-        raise DataCorrupt(f"{path} is not a complete ResNet-50 safetensors file", remedy)
-    return path
-
-
 SOURCES: dict[str, tuple[Callable[[Path], Path | None], Callable[[Path, Log], Path]]] = {
     "waterbirds": (_find_waterbirds, _fetch_waterbirds),
     "celeba": (_find_celeba, _fetch_celeba),
     "isic": (_find_isic, _fetch_isic),
-    "weights": (_find_weights, _fetch_weights),
+    "weights": (find_weights, fetch_weights),
 }
 """For each name, what only reads (the root may be a shared one) and what writes."""
 

@@ -186,17 +186,22 @@ class Transform:
         if isinstance(self.cut, ResizedCentreCrop):
             rows, columns = self.cut.axes(sizes, self.resolution)
         else:
-            if generator is None:
-                raise ValueError("a random transform needs a generator")
-            rows, columns = self.cut.axes(sizes, self.resolution, generator)
+            rows, columns = self.cut.axes(sizes, self.resolution, _given(generator))
         if self.vflip:
-            rows = _flipped(rows, generator)
+            rows = _flipped(rows, _given(generator))
         if self.hflip:
-            columns = _flipped(columns, generator)
+            columns = _flipped(columns, _given(generator))
         return rows, columns
 
 
-def _flipped(axis: Axis, generator: torch.Generator | None) -> Axis:
+def _given(generator: torch.Generator | None) -> torch.Generator:
+    """Insist on a generator: torch would silently take the global one for None."""
+    if generator is None:
+        raise ValueError("a random transform needs a generator")
+    return generator
+
+
+def _flipped(axis: Axis, generator: torch.Generator) -> Axis:
     coin = torch.rand(len(axis.start), generator=generator, device=axis.start.device) < 0.5
     return replace(axis, flip=coin)
 

@@ -137,7 +137,8 @@ def _paper_split(digits: Numbers) -> tuple[Numbers, Numbers]:
     order = list(range(len(digits)))
     random.Random(42).shuffle(order)
     cut = len(digits) // 5
-    val, train = np.array(order[:cut]), np.array(order[cut:])
+    val = np.array(order[:cut], dtype=np.int64)
+    train = np.array(order[cut:], dtype=np.int64)
     eights = train[digits[train] == 8]
     dropped = eights[int(0.05 * len(eights)) :]
     return np.sort(np.setdiff1d(train, dropped)), np.sort(val)
@@ -158,7 +159,8 @@ def _george_split(digits: Numbers) -> tuple[Numbers, Numbers]:
     eights = [index for index in train if digits[index] == 8]
     seed = random.Random(0).randint(0, 2**32)
     dropped = random.Random(seed).sample(eights, int((1 - 0.05) * len(eights)))
-    return np.setdiff1d(np.array(train), np.array(dropped)), np.sort(np.array(val))
+    kept = np.setdiff1d(np.array(train, dtype=np.int64), np.array(dropped, dtype=np.int64))
+    return kept, np.sort(np.array(val, dtype=np.int64))
 
 
 SPLIT_RULES = {"paper": _paper_split, "george": _george_split}

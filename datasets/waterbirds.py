@@ -79,7 +79,10 @@ class Waterbirds(PhotoDataset):
     def holds(self, folder: Path) -> bool:
         """Tell whether the released table is in `folder`."""
         path = folder / "metadata.csv"
-        return path.is_file() and b"img_filename" in path.open("rb").readline()
+        if not path.is_file():
+            return False
+        with path.open("rb") as table:
+            return b"img_filename" in table.readline()
 
     def table(self, folder: Path, config: WaterbirdsConfig) -> pd.DataFrame:
         """Read metadata.csv."""

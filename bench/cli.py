@@ -1,0 +1,83 @@
+"""The command line: verbs, and how errors end."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+
+from datasets.errors import BenchError
+
+VERBS = {
+    "list": ("bench.commands.listing", "methods with their tiers, datasets, what is on disk"),
+    "data": ("bench.commands.data", "get, verify and stand in for datasets"),
+    "plan": ("bench.commands.planning", "what run would do, and its cost"),
+    "run": ("bench.commands.run", "run methods on datasets and print the table"),
+    "status": ("bench.commands.status", "what is done, running, failed"),
+    "show": ("bench.commands.show", "one run in full"),
+}
+EXAMPLES = {
+    "": """examples:
+  python -m bench list
+  python -m bench run --methods erm --datasets umnist,cmnist --seeds 3
+  python -m bench data get waterbirds
+  python -m bench status --json
+""",
+    "list": "example:\n  python -m bench list --json | jq '.datasets[].name'\n",
+    "data": """examples:
+  python -m bench data get mnist && python -m bench data verify umnist cmnist
+  python -m bench data get weights
+  python -m bench data standin waterbirds --root standins --size 400
+""",
+    "plan": "example:\n  python -m bench plan --methods all --datasets all --seeds 5\n",
+    "run": """examples:
+  python -m bench run --methods erm --datasets all --seeds 5
+  python -m bench run --methods erm --datasets umnist --seeds 3,7 --set umnist.hflip=true
+  python -m bench run --methods erm --datasets waterbirds --data-root standins \\
+      --set backbone.name=resnet18 backbone.pretrained=false --quick
+""",
+    "status": "example:\n  python -m bench status --methods erm --datasets umnist --seeds 5\n",
+    "show": "example:\n  python -m bench show erm-umnist-s0 --json\n",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a verb; 0 all well, 1 some runs failed, 2 wrong use, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(words)
+    arguments = parser.parse_args(words)
+    verb = importlib.import_module(VERBS[arguments.verb][0])
+    try:
+        return int(verb.run(arguments))
+    except BenchError as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            "\nbench: interrupted; finished runs are kept, and the same command goes on from the "
+            "last epoch\n"
+        )
+        return 130
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        sys.stderr.close()
+        return 0
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Build the parser, importing only the verb in use: `--help` should be quick."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Robust image classification under spurious correlations.",
+        epilog=EXAMPLES[""],
+        formatter_class=raw,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, (module, summary) in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, epilog=EXAMPLES[name], formatter_class=raw)
+        if name in words:
+            importlib.import_module(module).add(verb)
+    return parser

@@ -1,0 +1,65 @@
+"""The table a run ends with: mean and spread over seeds, a row for each method and dataset."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from bench.commands.common import print_table
+from bench.plan import Job
+from bench.store import Store
+
+COLUMNS = (
+    ("WGA", "wga"),
+    ("average", "avg"),
+    ("average, train-weighted", "avg_train_weighted"),
+    ("WGA of 10 digits", "wga_10digit"),
+    ("AUROC", "auroc"),
+    ("AUROC non-patch", "auroc_nonpatch"),
+    ("AUROC histopath.", "auroc_histopath"),
+)
+
+
+def print_results(jobs: Sequence[Job], store: Store) -> None:
+    """Print the test metrics of a grid; a cell without runs says why."""
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    states: dict[tuple[str, str], list[str]] = {}
+    notes: dict[tuple[str, str], set[str]] = {}
+    for job in jobs:
+        key = (job.method, job.dataset)
+        record = store.record(job.run_id)
+        states.setdefault(key, []).append(store.status(job.run_id))
+        notes.setdefault(key, set()).update(_notes(job))
+        if record is not None and record["status"] == "done":
+            cells.setdefault(key, []).append(record["metrics"]["test"])
+    shown = [c for c in COLUMNS if any(c[1] in t for tests in cells.values() for t in tests)]
+    rows = []
+    for key, state in states.items():
+        tests = cells.get(key, [])
+        label = key[1] + (f" ({', '.join(sorted(notes[key]))})" if notes[key] else "")
+        values = [_cell([t.get(name) for t in tests]) for _, name in shown]
+        rows.append((key[0], label, f"{len(tests)} of {len(state)}", *values, _others(state)))
+    titles = tuple(title for title, _ in shown)
+    print_table("Test set, mean +- std over seeds", ("method", "dataset", "runs", *titles, ""), rows)
+
+
+def _notes(job: Job) -> list[str]:
+    """Say what keeps a row out of the paper's tables."""
+    notes = ["stand-in"] if job.standin else []
+    notes += ["quick"] if job.quick else []
+    return notes + [f"{key}={value}" for key, value in job.overrides.items()]
+
+
+def _cell(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    digits = 3 if max(known) <= 1 and min(known) > 0 else 1
+    mean = f"{statistics.fmean(known):.{digits}f}"
+    return f"{mean} +- {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
+
+
+def _others(states: Sequence[str]) -> str:
+    rest = sorted({state for state in states if state != "done"})
+    return ", ".join(f"{states.count(state)} {state}" for state in rest)

@@ -1,0 +1,203 @@
+"""What the harness lends to a fit: seeds, stages, checkpoints, clocks, progress, and the audit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from bench.audit import AuditLink
+from bench.files import append_line, atomic_file, atomic_folder, digest, read_lines, storage_errors, to_json
+from bench.seeds import derive_seed
+from datasets.config import as_plain
+from methods.base import Context, StageResult
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class RunScope:
+    """What every part of one run has in common.
+
+    Attributes:
+        meaning: what, besides its own configuration, a stage's result depends on.
+    """
+
+    seed: int
+    device: torch.device
+    meaning: dict[str, Any]
+    stages: Path
+    report: Report
+    audit: AuditLink
+
+
+@dataclass
+class Part:
+    """The accounts of a run or of one stage of it."""
+
+    record: str
+    folder: Path
+    seconds: float = 0.0
+    began: float = field(default_factory=time.perf_counter)
+    away: float = 0.0  # time spent in audits and inner stages, which have accounts of their own
+    image_passes: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def elapsed(self) -> float:
+        """Count the seconds of this part's own work, over all attempts."""
+        return self.seconds + time.perf_counter() - self.began - self.away
+
+
+class RunContext:
+    """The context of one part of a run; stages get one of their own."""
+
+    def __init__(self, scope: RunScope, part: Part, stages: list[dict[str, Any]]) -> None:
+        self.scope = scope
+        self.part = part
+        self.stage_records = stages
+        self.device = scope.device
+
+    def seed(self, *names: str | int) -> int:
+        """Derive the seed that belongs to a name."""
+        return derive_seed(self.scope.seed, *names)
+
+    def generator(self, *names: str | int) -> torch.Generator:
+        """Make a generator on the run's device, seeded by name."""
+        return torch.Generator(self.device).manual_seed(self.seed(*names))
+
+    def history(self, where: dict[str, Any], **row: float) -> None:
+        """Keep one line of the training history."""
+        append_line(self.part.folder / "history.jsonl", {**where, **row})
+
+    def count_passes(self, images: int) -> None:
+        """Count images that went through the network."""
+        self.part.image_passes += images
+
+    def report(self, **progress: Any) -> None:
+        """Tell whoever watches how far the work has come."""
+        began = time.perf_counter()
+        self.scope.report(progress)
+        self.part.away += time.perf_counter() - began
+
+    def audit(
+        self,
+        where: dict[str, Any],
+        val_logits: Tensor,
+        module: nn.Module,
+        classify: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Let the harness look at the model; its time is not the method's."""
+        began = time.perf_counter()
+        self.scope.audit.look(self.part.record, where, val_logits, module, classify)
+        self.part.away += time.perf_counter() - began
+
+    def save(self, name: str, state: dict[str, Any]) -> None:
+        """Write a checkpoint of the current part, atomically, with its accounts."""
+        accounts = {"seconds": self.part.elapsed(), "image_passes": self.part.image_passes}
+        with atomic_file(self.part.folder / f"{name}.checkpoint") as draft:
+            torch.save({"state": state, "accounts": accounts}, draft)
+
+    def restore(self, name: str) -> dict[str, Any] | None:
+        """Read back a checkpoint of the current part, and take up its accounts."""
+        path = self.part.folder / f"{name}.checkpoint"
+        if not path.is_file():
+            return None
+        saved = torch.load(path, map_location=self.device, weights_only=True)
+        if saved["accounts"]["image_passes"] > self.part.image_passes:
+            self.part.seconds = saved["accounts"]["seconds"]
+            self.part.image_passes = saved["accounts"]["image_passes"]
+            self.part.began, self.part.away = time.perf_counter(), 0.0
+        state: dict[str, Any] = saved["state"]
+        return state
+
+    def stage(
+        self, name: str, config: Any, compute: Callable[[Context], StageResult], version: int = 1
+    ) -> StageResult:
+        """Compute a piece of work once for every job that asks for the same one.
+
+        Its address is what it means: data, configuration, seed. Its checkpoints belong to it
+        rather than to the run, so that any job can take up what a killed one left.
+        """
+        began = time.perf_counter()
+        meaning = {
+            **self.scope.meaning,
+            "stage": name,
+            "version": version,
+            "config": as_plain(config),
+            "seed": self.scope.seed,
+        }
+        key = digest(meaning)
+        path = self.scope.stages / f"{name}-{key}"
+        with storage_errors(path):
+            self.scope.stages.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            reused = (path / "stage.json").is_file()
+            if not reused:
+                self._compute_stage(path, meaning, compute)
+        result, facts = _read_stage(path)
+        self.part.away += time.perf_counter() - began
+        self.part.rows.extend(facts["history"])
+        self.stage_records.append(
+            {
+                "name": name,
+                "key": key,
+                "seconds_standalone": facts["seconds"],
+                "seconds_marginal": 0.0 if reused else facts["seconds"],
+                "image_passes": facts["image_passes"],
+                "reused": reused,
+            }
+        )
+        return result
+
+    def _compute_stage(
+        self, path: Path, meaning: dict[str, Any], compute: Callable[[Context], StageResult]
+    ) -> None:
+        work = path.with_name(f"{path.name}.work")
+        part = Part(path.name, work)
+        inner = RunContext(self.scope, part, self.stage_records)
+        result = compute(inner)
+        facts = {
+            "meaning": meaning,
+            "seconds": part.elapsed(),
+            "image_passes": part.image_passes,
+            "history": history_rows(part),
+            "facts": result.facts,
+        }
+        with atomic_folder(path) as draft:
+            tensors = {k: v.detach().cpu().contiguous() for k, v in result.tensors.items()}
+            save_file(tensors, draft / "tensors.safetensors")
+            (draft / "stage.json").write_text(to_json(facts))
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def history_rows(part: Part) -> list[dict[str, Any]]:
+    """Collect a part's history; a row written again after a resume replaces the first."""
+    rows = {_row_key(row): row for row in read_lines(part.folder / "history.jsonl")}
+    return [*part.rows, *({**row, "record": part.record} for row in rows.values())]
+
+
+def with_audit(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Join to history rows what the audit saw; only after the fit has ended."""
+    seen: dict[Any, dict[str, Any]] = {}
+    for record in {row["record"] for row in rows}:
+        for row in read_lines(folder / f"{record}.jsonl"):
+            seen[record, _row_key(row)] = row
+    return [{**seen.get((row["record"], _row_key(row)), {}), **row} for row in rows]
+
+
+def _row_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("stage", "iteration", "phase", "epoch"))
+
+
+def _read_stage(path: Path) -> tuple[StageResult, dict[str, Any]]:
+    facts: dict[str, Any] = json.loads((path / "stage.json").read_text())
+    return StageResult(load_file(path / "tensors.safetensors"), facts["facts"]), facts

@@ -1,0 +1,246 @@
+"""One job, start to finish: data -> task -> fit -> evaluate -> record."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from filelock import Timeout
+from torch import Tensor
+
+from bench.audit import start_audit
+from bench.context import Part, RunContext, RunScope, history_rows, with_audit
+from bench.evaluate import evaluate, partition_quality
+from bench.files import atomic_file, to_json
+from bench.plan import Job, backbone_spec
+from bench.provenance import PeakMemory, environment, git_state
+from bench.store import SCHEMA_VERSION, Store
+from bench.subsample import quick_subset
+from datasets.base import LoadedData
+from datasets.catalogue import get_dataset
+from datasets.config import build_config
+from datasets.errors import BenchError
+from methods.base import Fitted, get_method
+from methods.prediction import EvalImages, predict
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how a job runs; nothing of it belongs to what the job means."""
+
+    data_root: Path
+    results: Path
+    device: str = "cpu"
+    threads: int = 1
+    keep_models: bool = False
+
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def execute(job: Job, machine: Machine, report: Report, *, again: bool = False) -> dict[str, Any]:
+    """Run a job and store its record; a failure becomes a failed record, never an exception.
+
+    A job that was finished meanwhile is not repeated unless `again` says so. Returns the record,
+    or one with status `running` if another process is at it.
+    """
+    store = Store(machine.results)
+    try:
+        with store.lock(job.run_id):
+            existing = store.record(job.run_id)
+            if existing is not None and existing["status"] == "done" and not again:
+                return existing
+            started = time.time()
+            try:
+                return _run(job, machine, store, report)
+            except Exception as error:
+                record = failed_record(job, error, started)
+                if existing is None or existing["status"] != "done":
+                    store.write(record)
+                return record
+    except Timeout:
+        return {**base_record(job), "status": "running"}
+    except BenchError as error:  # not even a failed record could be written
+        return failed_record(job, error, time.time())
+
+
+def _run(job: Job, machine: Machine, store: Store, report: Report) -> dict[str, Any]:
+    torch.set_num_threads(machine.threads)
+    device = torch.device(machine.device)
+    memory = PeakMemory(device)
+    progress_file = store.work / job.run_id / "progress.json"
+
+    def tell(progress: dict[str, Any]) -> None:
+        with atomic_file(progress_file) as draft:
+            draft.write_text(to_json({**progress, "time": time.time()}))
+        report(progress)
+
+    tell({"stage": "loading"})
+    data = load_data(job, machine.data_root).to(device)
+    method = get_method(job.method)
+    config = build_config(method.config_type, job.config["method"], job.method)
+    supervision = method.supervision(config)
+    task = data.task(
+        backbone_spec(job.config["backbone"]),
+        train_groups=supervision.train_groups,
+        val_groups=supervision.val_groups,
+    )
+    audit_folder = store.stages / "audit"
+    audit = start_audit(data, audit_folder, machine.threads)
+    backbone = {k: v for k, v in job.config["backbone"].items() if k != "weights"}
+    meaning = {
+        "fingerprint": job.fingerprint,
+        "dataset": job.config["dataset"],
+        "backbone": backbone,
+        "quick": job.quick,
+    }
+    part = Part(job.run_id, store.work / job.run_id)
+    stages: list[dict[str, Any]] = []
+    scope = RunScope(job.seed, device, meaning, store.stages, tell, audit)
+    try:
+        fitted = method.fit(task, config, RunContext(scope, part, stages))
+    finally:
+        audit.close()
+    own = part.elapsed()
+    rest = {"seconds_standalone": own, "seconds_marginal": own, "image_passes": part.image_passes}
+    stages.append({"name": "fit", "key": job.run_id, **rest, "reused": False})
+    tell({"stage": "evaluating"})
+    predictions, metrics = predict_splits(fitted, data)
+    facts = dict(fitted.facts)
+    record = {
+        **base_record(job),
+        "status": "done",
+        "selection": facts.pop("selection", None),
+        "stages": stages,
+        "peak_memory_bytes": memory.read(),
+        "device": _device_name(device),
+        "threads": machine.threads,
+        "metrics": metrics,
+        **facts,
+    }
+    if fitted.partition is not None:
+        labels = data.splits["train"].labels
+        record["partition"] = partition_quality(fitted.partition.cpu(), labels.groups)
+    history = history_table(with_audit(history_rows(part), audit_folder))
+    model = dict(fitted.module.state_dict()) if machine.keep_models else None
+    store.write(record, history, predictions, model)
+    store.forget_work(job.run_id)
+    (audit_folder / f"{job.run_id}.jsonl").unlink(missing_ok=True)
+    return record
+
+
+def load_data(job: Job, root: Path) -> LoadedData:
+    """Load a job's dataset, cut down for a quick run, and check that it is the planned one."""
+    dataset = get_dataset(job.dataset)
+    settings = build_config(dataset.config_type, job.config["dataset"], job.dataset)
+    data = dataset.load(root, settings)
+    if data.facts.fingerprint() != job.fingerprint:
+        raise BenchError(
+            f"{job.dataset} in {root} is not the data this job was planned for",
+            "plan the job again with the same --data-root",
+        )
+    return quick_subset(data) if job.quick else data
+
+
+def predict_splits(fitted: Fitted, data: LoadedData) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Predict validation and test, keep every sample's scores, and compute the metrics."""
+    fitted.module.eval()
+    frames, metrics = [], {}
+    for split in ("val", "test"):
+        part = data.splits[split]
+        images = EvalImages(part.images, data.facts.eval_transform)
+        logits = predict(fitted.logits, images)
+        first = next(iter(images))
+        leaf = predict(_leaves(fitted), images).long() if fitted.leaf(first[:1]) is not None else None
+        metrics[split] = evaluate(data, split, logits)
+        columns: dict[str, Any] = {
+            "id": part.labels.ids,
+            "split": split,
+            "y": part.labels.y.to(torch.int16),
+            "group": part.labels.groups.to(torch.int16),
+            **{f"group_{n}": v.to(torch.int16) for n, v in part.labels.alternates.items()},
+            "pred": logits.argmax(1).to(torch.int16),
+            **{f"score_{c}": logits[:, c].half() for c in range(logits.shape[1])},
+            "leaf": torch.full((len(logits),), -1) if leaf is None else leaf,
+        }
+        frames.append(pd.DataFrame(columns))
+    return pd.concat(frames, ignore_index=True), metrics
+
+
+def history_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Put history rows into a table whose first columns every run has."""
+    table = pd.DataFrame(rows).drop(columns="record", errors="ignore")
+    first = ("stage", "iteration", "phase", "epoch", "loss", "selection")
+    audited = ("audit_val_wga", "audit_test_wga")
+    for name in (*first, *audited):
+        if name not in table:
+            table[name] = None
+    rest = [name for name in table if name not in (*first, *audited)]
+    whole = {name: "Int64" for name in ("iteration", "phase", "epoch")}
+    return table[[*first, *audited, *rest]].astype(whole)
+
+
+def _leaves(fitted: Fitted) -> Callable[[Tensor], Tensor]:
+    def leaves(images: Tensor) -> Tensor:
+        leaf = fitted.leaf(images)
+        assert leaf is not None
+        return leaf
+
+    return leaves
+
+
+def base_record(job: Job) -> dict[str, Any]:
+    """Give what is known of a run before it starts."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": job.run_id,
+        "status": "queued",
+        "method": job.method,
+        "method_version": job.method_version,
+        "supervision": job.supervision,
+        "dataset": job.dataset,
+        "protocol": job.protocol,
+        "data_fingerprint": job.fingerprint,
+        "standin": job.standin,
+        "quick": job.quick,
+        "preset": job.preset,
+        "overrides": job.overrides,
+        "variant": job.variant,
+        "config": job.config,
+        "seed": job.seed,
+        "seed_tree": {"root": job.seed, "rule": "sha256('root/name/...'), first 63 bits"},
+        "command": job.command(),
+        "environment": environment(),
+        "git": git_state(),
+    }
+
+
+def failed_record(job: Job, error: BaseException, started: float) -> dict[str, Any]:
+    """Say what went wrong, what to do, and how to run this one job again."""
+    kind, remedy = getattr(error, "kind", "error"), getattr(error, "remedy", "")
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        kind, remedy = "out_of_memory", "use a smaller batch_size, fewer --workers, or more memory"
+    message = error.message if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    return {
+        **base_record(job),
+        "status": "failed",
+        "failure": {
+            "kind": kind,
+            "message": message,
+            "remedy": remedy or "see stderr_tail; if it looks like a defect, report it",
+            "command": f"{job.command()} --rerun failed",
+            "stderr_tail": trace[-4000:],
+            "after_seconds": round(time.time() - started, 1),
+        },
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,240 @@
+"""From names to jobs: methods x datasets x seeds, each with its resolved configuration.
+
+A job's id is a hash of what the job means, so that the same request finds the same run whatever
+order, machine or folder it comes from, and a changed value is another run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.files import digest
+from datasets.base import BackboneSpec
+from datasets.catalogue import DATASETS, get_dataset
+from datasets.config import as_plain, build_config, coerce
+from datasets.errors import DataMissing, UsageError
+from methods.backbones import LENETS, check_backbone
+from methods.base import METHODS, Method, get_method, load_methods
+from methods.presets import preset_values
+from methods.weights import find_weights
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, fully described; plain values only, so that it can be sent anywhere.
+
+    Attributes:
+        config: resolved settings of the method, the dataset and the backbone.
+        overrides: what the user changed from the preset, by `--set` key.
+    """
+
+    method: str
+    method_version: int
+    dataset: str
+    protocol: str
+    fingerprint: str
+    standin: bool
+    seed: int
+    preset: str
+    quick: bool
+    config: dict[str, dict[str, Any]]
+    supervision: dict[str, bool]
+    overrides: dict[str, str] = field(default_factory=dict)
+    variant: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """Name the run by what it is and by the hash of what it means."""
+        backbone = {k: v for k, v in self.config["backbone"].items() if k != "weights"}
+        meaning = {
+            "method": self.method,
+            "version": self.method_version,
+            "config": {**self.config, "backbone": backbone},
+            "fingerprint": self.fingerprint,
+            "seed": self.seed,
+            "quick": self.quick,
+        }
+        return f"{self.method}-{self.dataset}-s{self.seed}-{digest(meaning, 10)}"
+
+    def command(self) -> str:
+        """Give the command that runs this job alone."""
+        parts = ["python -m bench run", f"--methods {self.method}", f"--datasets {self.dataset}"]
+        parts.append(f"--seeds {self.seed},")
+        if self.preset != "paper":
+            parts.append(f"--preset {self.preset}")
+        if self.overrides:
+            parts.append("--set " + " ".join(f"{k}={v}" for k, v in self.overrides.items()))
+        if self.quick:
+            parts.append("--quick")
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    methods: tuple[str, ...]
+    datasets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    data_root: Path
+    preset: str = "paper"
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    quick: bool = False
+
+
+def expand(request: Request) -> list[Job]:
+    """Resolve every configuration; any wrong name or value is an error here, before any work."""
+    methods = [get_method(name) for name in request.methods]
+    by_owner = _split_overrides(request)
+    jobs = []
+    for dataset_name in request.datasets:
+        dataset = get_dataset(dataset_name)
+        settings = build_config(dataset.config_type, by_owner.get(dataset_name, {}), dataset_name)
+        found = dataset.locate(request.data_root)
+        facts = dataset.facts_of(settings, found)
+        backbone = resolve_backbone(facts.backbone, by_owner.get("backbone", {}), request.data_root)
+        for method in methods:
+            config = method_config(method, dataset_name, request, by_owner)
+            relevant = {
+                key: value
+                for key, value in request.overrides.items()
+                if key.split(".")[0] in (method.name, dataset_name, "backbone")
+            }
+            for seed in request.seeds:
+                jobs.append(
+                    Job(
+                        method=method.name,
+                        method_version=method.version,
+                        dataset=dataset_name,
+                        protocol=facts.protocol,
+                        fingerprint=facts.fingerprint(),
+                        standin=found is not None and found.marker is not None,
+                        seed=seed,
+                        preset=request.preset,
+                        quick=request.quick,
+                        config={
+                            "method": as_plain(config),
+                            "dataset": as_plain(settings),
+                            "backbone": backbone,
+                        },
+                        supervision=asdict(method.supervision(config)),
+                        overrides=relevant,
+                    )
+                )
+    return jobs
+
+
+def method_config(
+    method: Method, dataset: str, request: Request, overrides: Mapping[str, Mapping[str, str]]
+) -> Any:
+    """Build a method's configuration: defaults, then the preset, then the user's overrides."""
+    values = {**preset_values(method, dataset, request.preset), **overrides.get(method.name, {})}
+    config = build_config(method.config_type, values, method.name)
+    return config.quick() if request.quick else config
+
+
+def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> dict[str, Any]:
+    """Describe the network; ImageNet weights are known by their digest, not by their path."""
+    known = {"name": str, "pretrained": bool, "weights": str | None}
+    for key in overrides:
+        if key not in known:
+            raise UsageError(
+                f"unknown setting 'backbone.{key}'", f"settings of backbone: {', '.join(known)}"
+            )
+    values = {k: coerce(v, known[k], f"backbone.{k}") for k, v in overrides.items()}
+    name = values.get("name", default)
+    check_backbone(name)
+    pretrained = values.get("pretrained", name not in LENETS)
+    weights = values.get("weights")
+    spec: dict[str, Any] = {"name": name, "pretrained": pretrained and name not in LENETS}
+    if spec["pretrained"]:
+        if weights is not None and not Path(weights).is_file():
+            raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
+        path = Path(weights).resolve() if weights else find_weights(root, name)
+        spec["weights"] = str(path) if path else None
+        spec["weights_sha256"] = _sha256(path) if weights and path else f"{name}.imagenet"
+    return spec
+
+
+def backbone_spec(config: Mapping[str, Any]) -> BackboneSpec:
+    """Turn a job's description of its network into what a task carries."""
+    return BackboneSpec(config["name"], config["pretrained"], config.get("weights"))
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Read `5` as 0..4, and `3,7` or `3,` as exactly those."""
+    parts = [part.strip() for part in text.split(",")]
+    numbers = [part for part in parts if part]
+    if not numbers or not all(part.isdigit() for part in numbers):
+        raise UsageError(f"--seeds must be a count or a list but got '{text}'", "e.g. 5 or 3,7")
+    if len(parts) == 1:
+        if int(numbers[0]) < 1:
+            raise UsageError("--seeds must ask for at least one seed", "e.g. --seeds 1")
+        return tuple(range(int(numbers[0])))
+    return tuple(dict.fromkeys(int(part) for part in numbers))
+
+
+def parse_names(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Read a comma-separated list; `all` means every known name."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError("an empty list of names", f"choose from {', '.join(known)}, or all")
+    return tuple(dict.fromkeys(n for name in names for n in (known if name == "all" else [name])))
+
+
+def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
+    """Read `owner.knob=value` pairs."""
+    overrides = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or key.count(".") != 1:
+            raise UsageError(f"--set {text}: expected OWNER.KNOB=VALUE", "e.g. --set erm.lr=0.01")
+        overrides[key] = value
+    return overrides
+
+
+def missing_data(names: Sequence[str], root: Path) -> list[str]:
+    """List the datasets that are not on disk."""
+    return [name for name in names if get_dataset(name).locate(root) is None]
+
+
+def require_weights(jobs: Sequence[Job]) -> None:
+    """Fail before any work if a job needs ImageNet weights that are not on disk."""
+    for job in jobs:
+        backbone = job.config["backbone"]
+        if backbone["pretrained"] and backbone.get("weights") is None:
+            raise DataMissing(
+                f"{job.dataset} starts from ImageNet weights ({backbone['name']}), which are not "
+                "on disk",
+                "python -m bench data get weights, or --set backbone.weights=FILE, or train from "
+                "scratch with --set backbone.pretrained=false",
+            )
+
+
+def _split_overrides(request: Request) -> dict[str, dict[str, str]]:
+    """Sort overrides by owner, refusing owners that take no part in the request."""
+    owners = {*load_methods(), *DATASETS, "backbone"}
+    present = {*request.methods, *request.datasets, "backbone"}
+    by_owner: dict[str, dict[str, str]] = {}
+    for key, value in request.overrides.items():
+        owner, knob = key.split(".")
+        if owner not in owners:
+            if owner in METHODS or owner in DATASETS:
+                continue
+            get = f"methods, datasets or backbone: {', '.join(sorted(owners))}"
+            raise UsageError(f"--set {key}: nothing is called '{owner}'", f"set knobs of {get}")
+        if owner not in present:
+            raise UsageError(
+                f"--set {key}: {owner} takes no part in this command", "leave it out, or add it"
+            )
+        by_owner.setdefault(owner, {})[knob] = value
+    return by_owner
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()[:16]

@@ -1,0 +1,155 @@
+"""Runs on disk: one folder a run, complete the moment it appears, and no index that can go stale.
+
+    runs/<run id>/record.json, history.parquet, predictions.parquet, [model.safetensors]
+    stages/<name>-<key>/     shared stages
+    work/                    checkpoints and audit rows of what is not finished; safe to delete
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock, Timeout
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bench.files import StorageError, atomic_folder, storage_errors, to_json
+from datasets.errors import UsageError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Store:
+    """A results folder."""
+
+    root: Path
+
+    @property
+    def runs(self) -> Path:
+        """Finished and failed runs."""
+        return self.root / "runs"
+
+    @property
+    def stages(self) -> Path:
+        """Stages that several runs share."""
+        return self.root / "stages"
+
+    @property
+    def work(self) -> Path:
+        """What unfinished runs have so far."""
+        return self.root / "work"
+
+    def check_writable(self) -> None:
+        """Fail before any work is done if results could not be kept."""
+        with storage_errors(self.root):
+            for folder in (self.runs, self.stages, self.work):
+                folder.mkdir(parents=True, exist_ok=True)
+            probe = self.work / ".probe"
+            probe.write_text("writable")
+            probe.unlink()
+
+    def lock(self, run_id: str) -> FileLock:
+        """Give the lock that whoever executes a run holds."""
+        folder = self.work / run_id
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / "lock", timeout=0)
+
+    def status(self, run_id: str) -> str:
+        """Tell done, failed, running, preempted (interrupted, will resume) or missing."""
+        record = self.record(run_id)
+        if record is not None and record["status"] == "done":
+            return "done"
+        if self._locked(run_id):
+            return "running"
+        if record is not None:
+            return str(record["status"])
+        return "preempted" if self._started(run_id) else "missing"
+
+    def progress(self, run_id: str) -> dict[str, Any]:
+        """Give what a running job last reported."""
+        return _read_json(self.work / run_id / "progress.json") or {}
+
+    def record(self, run_id: str) -> dict[str, Any] | None:
+        """Read a run's record, if it has one."""
+        return _read_json(self.runs / run_id / "record.json")
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Read every record."""
+        if self.runs.is_dir():
+            for folder in sorted(self.runs.iterdir()):
+                record = None if folder.name.startswith(".") else self.record(folder.name)
+                if record is not None:
+                    yield record
+
+    def find(self, prefix: str) -> str:
+        """Find the run whose id begins with `prefix`, or ends with it."""
+        names = [p.name for p in self.runs.iterdir()] if self.runs.is_dir() else []
+        names = [name for name in names if not name.startswith(".")]
+        matches = [name for name in names if name.startswith(prefix) or name.endswith(prefix)]
+        if prefix in names:
+            return prefix
+        if len(matches) != 1:
+            what = "no run" if not matches else f"{len(matches)} runs"
+            raise UsageError(
+                f"{what} match '{prefix}' in {self.runs}",
+                "python -m bench status lists the runs" if not matches else "give more of the id",
+            )
+        return matches[0]
+
+    def write(
+        self,
+        record: dict[str, Any],
+        history: pd.DataFrame | None = None,
+        predictions: pd.DataFrame | None = None,
+        model: dict[str, Tensor] | None = None,
+    ) -> Path:
+        """Put a run in place, all of it or nothing."""
+        path = self.runs / record["run_id"]
+        with atomic_folder(path) as draft:
+            if history is not None:
+                history.to_parquet(draft / "history.parquet", index=False)
+            if predictions is not None:
+                predictions.to_parquet(draft / "predictions.parquet", index=False, compression="zstd")
+            if model is not None:
+                save_file({k: v.contiguous().cpu() for k, v in model.items()}, draft / "model.safetensors")
+            (draft / "record.json").write_text(to_json(record) + "\n")
+        return path
+
+    def forget_work(self, run_id: str) -> None:
+        """Delete the checkpoints of a finished run."""
+        shutil.rmtree(self.work / run_id, ignore_errors=True)
+
+    def _locked(self, run_id: str) -> bool:
+        path = self.work / run_id / "lock"
+        if not path.exists():
+            return False
+        try:
+            with FileLock(path, timeout=0):
+                return False
+        except Timeout:
+            return True
+        except OSError:  # a read-only results folder: nothing can be running in it
+            return False
+
+    def _started(self, run_id: str) -> bool:
+        return (self.work / run_id / "progress.json").exists()
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{path} cannot be read: {error}", f"delete {path.parent} and run the command again"
+        ) from error
+    return content if isinstance(content, dict) else None
