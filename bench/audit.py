@@ -69,7 +69,9 @@ def start_audit(data: LoadedData, folder: Path, threads: int) -> AuditLink:
                 for split, logits in outputs.items():
                     metrics = evaluate(everything, split, logits)
                     row |= {
-                        f"audit_{split}_{name}": metrics[name] for name in AUDITED if name in metrics
+                        f"audit_{split}_{name}": metrics[name]
+                        for name in AUDITED
+                        if name in metrics
                     }
                 append_line(sink / f"{record}.jsonl", row)
             except BaseException as failure:

@@ -16,7 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bench.audit import AuditLink
-from bench.files import append_line, atomic_file, atomic_folder, digest, read_lines, storage_errors, to_json
+from bench.files import (
+    append_line,
+    atomic_file,
+    atomic_folder,
+    digest,
+    read_lines,
+    storage_errors,
+    to_json,
+)
 from bench.seeds import derive_seed
 from datasets.config import as_plain
 from methods.base import Context, StageResult

@@ -78,7 +78,9 @@ def partition_quality(partition: Tensor, groups: Tensor) -> dict[str, Any]:
     information compares the partition as a whole.
     """
     parts = torch.unique(partition, return_inverse=True)[1]
-    rare = int(torch.bincount(groups).float().masked_fill(torch.bincount(groups) == 0, 1e18).argmin())
+    rare = int(
+        torch.bincount(groups).float().masked_fill(torch.bincount(groups) == 0, 1e18).argmin()
+    )
     overlap = torch.bincount(parts[groups == rare], minlength=int(parts.max()) + 1).double()
     sizes = torch.bincount(parts).double()
     n_rare = float((groups == rare).sum())

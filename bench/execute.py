@@ -157,7 +157,9 @@ def predict_splits(fitted: Fitted, data: LoadedData) -> tuple[pd.DataFrame, dict
         images = EvalImages(part.images, data.facts.eval_transform)
         logits = predict(fitted.logits, images)
         first = next(iter(images))
-        leaf = predict(_leaves(fitted), images).long() if fitted.leaf(first[:1]) is not None else None
+        leaf = (
+            predict(_leaves(fitted), images).long() if fitted.leaf(first[:1]) is not None else None
+        )
         metrics[split] = evaluate(data, split, logits)
         columns: dict[str, Any] = {
             "id": part.labels.ids,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from bench.plan import Job, Request, expand, missing_data, require_weights
 from bench.store import Store
 from datasets.errors import DataMissing
 from datasets.mnist_source import ensure_mnist
-from datasets.sources import get_command
+from datasets.fetch import get_command
 
 MNIST_SETS = ("umnist", "cmnist")
 STATES = ("done", "failed", "running", "queued", "missing")
@@ -32,7 +31,9 @@ def resolve_datasets(
 
     A dataset named explicitly and missing is an error, and so is having nothing to run at all.
     """
-    if fetch and any(name in MNIST_SETS for name in missing_data(request.datasets, request.data_root)):
+    if fetch and any(
+        name in MNIST_SETS for name in missing_data(request.datasets, request.data_root)
+    ):
         try:
             ensure_mnist(request.data_root, say)
         except DataMissing:
@@ -61,7 +62,9 @@ def _with_weights(request: Request, explicit: bool) -> tuple[tuple[str, ...], li
     kept, skipped = [], []
     for name in request.datasets:
         try:
-            require_weights(expand(replace(request, datasets=(name,), overrides=_own(request, name))))
+            require_weights(
+                expand(replace(request, datasets=(name,), overrides=_own(request, name)))
+            )
             kept.append(name)
         except DataMissing:
             if explicit:
@@ -144,5 +147,3 @@ def seconds_of(jobs: Sequence[Job], store: Store) -> dict[tuple[str, str, bool],
             total = sum(stage["seconds_standalone"] for stage in record["stages"])
             spent.setdefault(key, []).append(total)
     return {key: sum(values) / len(values) for key, values in spent.items()}
-
-

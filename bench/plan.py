@@ -17,10 +17,10 @@ from datasets.base import BackboneSpec
 from datasets.catalogue import DATASETS, get_dataset
 from datasets.config import as_plain, build_config, coerce
 from datasets.errors import DataMissing, UsageError
+from datasets.weights_source import find_weights
 from methods.backbones import LENETS, check_backbone
 from methods.base import METHODS, Method, get_method, load_methods
 from methods.presets import preset_values
-from methods.weights import find_weights
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> 
     if spec["pretrained"]:
         if weights is not None and not Path(weights).is_file():
             raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
-        path = Path(weights).resolve() if weights else find_weights(root, name)
+        fetched = find_weights(root) if name.startswith("resnet50") else None
+        path = Path(weights).resolve() if weights else fetched
         spec["weights"] = str(path) if path else None
         spec["weights_sha256"] = _sha256(path) if weights and path else f"{name}.imagenet"
     return spec

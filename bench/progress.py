@@ -80,7 +80,9 @@ class LiveTable:
         self.done += 1
         mark = "[green]done  [/]" if record["status"] == "done" else "[red]failed[/]"
         seconds = time.monotonic() - began
-        self.live.console.print(f"{mark} {job.run_id}  {escape(outcome(record))}  [dim]{seconds:.0f} s[/]")
+        self.live.console.print(
+            f"{mark} {job.run_id}  {escape(outcome(record))}  [dim]{seconds:.0f} s[/]"
+        )
 
     def tick(self) -> None:
         """Draw the table as it is now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import subprocess
 import sys
@@ -14,7 +15,16 @@ import torch
 
 import bench
 
-LIBRARIES = ("nct-bench", "torch", "torchvision", "timm", "numpy", "scikit-learn", "scipy", "pandas")
+LIBRARIES = (
+    "nct-bench",
+    "torch",
+    "torchvision",
+    "timm",
+    "numpy",
+    "scikit-learn",
+    "scipy",
+    "pandas",
+)
 SOURCE = ("bench", "methods", "datasets", "pyproject.toml")
 
 
@@ -75,10 +85,8 @@ class PeakMemory:
         self.device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        try:
+        with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark on Linux
-        except OSError:
-            pass
 
     def read(self) -> int:
         """Give the peak in bytes: of the GPU where there is one, else of the process."""

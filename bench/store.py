@@ -1,8 +1,8 @@
 """Runs on disk: one folder a run, complete the moment it appears, and no index that can go stale.
 
-    runs/<run id>/record.json, history.parquet, predictions.parquet, [model.safetensors]
-    stages/<name>-<key>/     shared stages
-    work/                    checkpoints and audit rows of what is not finished; safe to delete
+runs/<run id>/record.json, history.parquet, predictions.parquet, [model.safetensors]
+stages/<name>-<key>/     shared stages
+work/                    checkpoints and audit rows of what is not finished; safe to delete
 """
 
 from __future__ import annotations
@@ -112,14 +112,18 @@ class Store:
         model: dict[str, Tensor] | None = None,
     ) -> Path:
         """Put a run in place, all of it or nothing."""
-        path = self.runs / record["run_id"]
+        path = self.runs / str(record["run_id"])
         with atomic_folder(path) as draft:
             if history is not None:
                 history.to_parquet(draft / "history.parquet", index=False)
             if predictions is not None:
-                predictions.to_parquet(draft / "predictions.parquet", index=False, compression="zstd")
+                predictions.to_parquet(
+                    draft / "predictions.parquet", index=False, compression="zstd"
+                )
             if model is not None:
-                save_file({k: v.contiguous().cpu() for k, v in model.items()}, draft / "model.safetensors")
+                save_file(
+                    {k: v.contiguous().cpu() for k, v in model.items()}, draft / "model.safetensors"
+                )
             (draft / "record.json").write_text(to_json(record) + "\n")
         return path
 

@@ -24,6 +24,7 @@ from datasets.photos import (
     require_columns,
 )
 
+WANTED = ("Blond_Hair", "Male")
 LABEL_DIGEST = "8db50d338042021ae56b51d6f59d2d99dbe27b22b549d86240fc3ad8d1334914"
 
 
@@ -131,10 +132,11 @@ def read_attributes(folder: Path) -> pd.DataFrame:
         skiprows=2 if counted else 1,
         header=None,
         names=["image_id", *names],
+        usecols=lambda name: name in ("image_id", *WANTED),  # two of forty: half the time
         index_col="image_id",
     )
-    require_columns(table, {"Blond_Hair", "Male"}, path)
-    return table[["Blond_Hair", "Male"]]
+    require_columns(table, set(WANTED), path)
+    return table[list(WANTED)]
 
 
 def read_partition(folder: Path) -> pd.DataFrame:

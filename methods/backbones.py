@@ -55,13 +55,16 @@ def build_classifier(task: Task, ctx: Context, name: str) -> Classifier:
         backbone = build_backbone(task.backbone, task.channels)
         classifier = Classifier(backbone, len(task.classes))
     # Channels-last is twice as fast for the LeNets on a CPU, and what tensor cores want on a GPU.
-    return classifier.to(ctx.device, memory_format=torch.channels_last)
+    classifier.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return classifier
 
 
 def build_backbone(spec: BackboneSpec, channels: int) -> Backbone:
     """Build a backbone, with its ImageNet weights where the spec asks for them."""
     if spec.name == "lenet4":
-        return Backbone(nn.Sequential(*_convolutions(channels), nn.Conv2d(16, 120, 5), *_flat()), 120)
+        return Backbone(
+            nn.Sequential(*_convolutions(channels), nn.Conv2d(16, 120, 5), *_flat()), 120
+        )
     if spec.name == "lenet5":
         dense = nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()
         return Backbone(nn.Sequential(*_convolutions(channels), nn.Flatten(), *dense), 84)
@@ -113,7 +116,9 @@ def load_weights(network: nn.Module, weights: str | None) -> None:
     state = _read_state(Path(weights))
     wanted = set(network.state_dict())
     state = {name: value for name, value in state.items() if name in wanted}
-    lacking = sorted(name for name in wanted - set(state) if not name.endswith("num_batches_tracked"))
+    lacking = sorted(
+        name for name in wanted - set(state) if not name.endswith("num_batches_tracked")
+    )
     try:
         network.load_state_dict(state, strict=False)
     except RuntimeError as error:
@@ -135,4 +140,6 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         return state
     except Exception as error:
-        raise DataCorrupt(f"{path} is not a readable weights file: {error}", "fetch it again") from error
+        raise DataCorrupt(
+            f"{path} is not a readable weights file: {error}", "fetch it again"
+        ) from error

@@ -54,7 +54,9 @@ class Context(Protocol):
         """Make a generator on the run's device, seeded by name."""
         ...
 
-    def stage(self, name: str, config: Any, compute: Callable[[Context], StageResult]) -> StageResult:
+    def stage(
+        self, name: str, config: Any, compute: Callable[[Context], StageResult]
+    ) -> StageResult:
         """Compute a piece of work once for every job that asks for the same one."""
         ...
 
@@ -142,7 +144,8 @@ def register(name: str, *, version: int, config: type[Any]) -> Callable[[MethodT
         known = METHODS.get(name)
         if known is not None and type(known).__qualname__ != method.__qualname__:
             raise UsageError(
-                f"two methods are called '{name}': {type(known).__module__} and {method.__module__}",
+                f"'{name}' is the name of two methods: in {type(known).__module__} and in "
+                f"{method.__module__}",
                 "rename one of them",
             )
         method.name, method.version, method.config_type = name, version, config

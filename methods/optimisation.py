@@ -12,9 +12,7 @@ from torch.optim import lr_scheduler
 
 from datasets.errors import UsageError
 
-Schedule = (
-    lr_scheduler.LRScheduler | lr_scheduler.ReduceLROnPlateau | None
-)
+Schedule = lr_scheduler.LRScheduler | lr_scheduler.ReduceLROnPlateau | None
 
 
 def demand(condition: bool, message: str) -> None:
@@ -51,7 +49,9 @@ class TrainConfig:
         demand(self.epochs >= 1, f"epochs must be at least 1 but got {self.epochs}")
         demand(self.batch_size >= 1, f"batch_size must be at least 1 but got {self.batch_size}")
         demand(0 < self.lr < float("inf"), f"lr must be positive but got {self.lr}")
-        demand(self.weight_decay >= 0, f"weight_decay cannot be negative but got {self.weight_decay}")
+        demand(
+            self.weight_decay >= 0, f"weight_decay cannot be negative but got {self.weight_decay}"
+        )
         demand(0 <= self.momentum < 1, f"momentum must be in [0, 1) but got {self.momentum}")
         demand(0 < self.decay <= 1, f"decay must be in (0, 1] but got {self.decay}")
         demand(self.patience >= 0, f"patience cannot be negative but got {self.patience}")

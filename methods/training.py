@@ -124,7 +124,7 @@ class Training:
         self.loss = (self.objective or CrossEntropy()).to(device)
         self.draw = self.sampler or shuffled(len(self.task.train))
         self.rule = self.select or selection(self.config.selection, self.task)
-        self.model.to(device, memory_format=torch.channels_last)
+        self.model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = build_optimizer(self.config, self.parameters or self.model)
         self.schedule = build_schedule(self.config, self.optimizer, self.rule.higher_is_better)
         self.labels = self.task.train.y.to(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,9 @@ ALIASES = {"mnist": ("umnist", "cmnist")}
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the four sub-verbs."""
-    verbs = parser.add_subparsers(dest="data_verb", required=True, metavar="status|get|verify|standin")
+    verbs = parser.add_subparsers(
+        dest="data_verb", required=True, metavar="status|get|verify|standin"
+    )
     add_places(verbs.add_parser("status", help="what is on disk"), results=False)
     getting = verbs.add_parser("get", help="fetch datasets, mnist or weights")
     getting.add_argument("names", nargs="+", metavar="NAME", help="dataset, mnist, weights")
@@ -67,8 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def verify(names: Sequence[str], root: Path, *, as_json: bool) -> int:
     """Recount every dataset under each of its protocols' defaults, and decode its images."""
-    wanted = [n for name in names for n in (DATASETS if name == "all" else ALIASES.get(name, (name,)))]
-    report = []
+    wanted = [
+        n for name in names for n in (DATASETS if name == "all" else ALIASES.get(name, (name,)))
+    ]
+    report: list[dict[str, Any]] = []
     steps = Steps()
     try:
         for name in dict.fromkeys(wanted):
@@ -107,10 +112,9 @@ def verify(names: Sequence[str], root: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _print(report: list[dict[str, object]]) -> None:
+def _print(report: list[dict[str, Any]]) -> None:
     for entry in report:
         groups, counts = entry["groups"], entry["group_counts"]
-        assert isinstance(groups, list) and isinstance(counts, dict)
         rows = [(g, *(f"{counts[s][i]:,}" for s in SPLITS)) for i, g in enumerate(groups)]
         rows.append(("all", *(f"{sum(counts[s]):,}" for s in SPLITS)))
         kind = "stand-in" if entry["standin"] else "verified"

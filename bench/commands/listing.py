@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.commands.common import add_places, print_json, print_table
 from datasets.catalogue import DATASETS
-from datasets.sources import get_command
+from datasets.fetch import get_command
 from methods.base import load_methods
 
 
@@ -27,13 +27,25 @@ def run(arguments: argparse.Namespace) -> int:
         "Methods",
         ("method", "version", "T: train groups", "V: val groups", "I: interpretable"),
         [
-            (m["name"], m["version"], *map(_tick, (m["train_groups"], m["val_groups"], m["interpretable"])))
+            (
+                m["name"],
+                m["version"],
+                *map(_tick, (m["train_groups"], m["val_groups"], m["interpretable"])),
+            )
             for m in content["methods"]
         ],
     )
     print_table(
         "Datasets",
-        ("dataset", "protocol", "metric", "groups", "train / val / test", "on disk", "how to get it"),
+        (
+            "dataset",
+            "protocol",
+            "metric",
+            "groups",
+            "train / val / test",
+            "on disk",
+            "how to get it",
+        ),
         [
             (
                 d["name"],

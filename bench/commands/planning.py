@@ -32,7 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [
         (run["run_id"], run["status"], _seconds(run["expected_seconds"])) for run in content["runs"]
     ]
-    print_table(f"{content['total']} runs, {content['done']} done", ("run", "state", "expected"), rows)
+    print_table(
+        f"{content['total']} runs, {content['done']} done", ("run", "state", "expected"), rows
+    )
     open_runs = [run for run in content["runs"] if run["status"] not in ("done", "failed")]
     known = [run["expected_seconds"] for run in open_runs if run["expected_seconds"] is not None]
     if open_runs:

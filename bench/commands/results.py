@@ -41,7 +41,9 @@ def print_results(jobs: Sequence[Job], store: Store) -> None:
         values = [_cell([t.get(name) for t in tests]) for _, name in shown]
         rows.append((key[0], label, f"{len(tests)} of {len(state)}", *values, _others(state)))
     titles = tuple(title for title, _ in shown)
-    print_table("Test set, mean +- std over seeds", ("method", "dataset", "runs", *titles, ""), rows)
+    print_table(
+        "Test set, mean +- std over seeds", ("method", "dataset", "runs", *titles, ""), rows
+    )
 
 
 def _notes(job: Job) -> list[str]:

@@ -27,7 +27,7 @@ from bench.store import Store
 from datasets.catalogue import DATASETS, get_dataset
 from datasets.config import build_config
 from datasets.errors import UsageError
-from datasets.sources import get_command
+from datasets.fetch import get_command
 from methods.base import get_method, load_methods
 
 RERUN = ("missing", "failed", "always", "never")

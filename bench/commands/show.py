@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from bench.commands.common import add_json, print_json, print_table
 from bench.store import Store
-from pathlib import Path
 
 
 def add(parser: argparse.ArgumentParser) -> None:

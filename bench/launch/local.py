@@ -156,16 +156,16 @@ def _listen(worker: Worker, watcher: Watcher, store: Store) -> dict[str, Any] | 
             "most often the machine ran out of memory: use fewer --workers; the run resumes from "
             "its last epoch",
         )
-        record = failed_record(job, error, time.time())
+        failed = failed_record(job, error, time.time())
         try:
-            store.write(record)
+            store.write(failed)
         except BenchError as unwritable:
-            record["failure"]["message"] += f"; {unwritable.message}"
-        return record
+            failed["failure"]["message"] += f"; {unwritable.message}"
+        return failed
     if kind == "progress":
         watcher.progressed(job, content)
         return None
-    record = content
+    record: dict[str, Any] = content
     return record
 
 
@@ -178,7 +178,9 @@ def _serve(pipe: Connection, machine: Machine, again: bool) -> None:
             job: Job = pipe.recv()
         except EOFError:
             return
-        record = execute(job, machine, lambda progress: pipe.send(("progress", progress)), again=again)
+        record = execute(
+            job, machine, lambda progress: pipe.send(("progress", progress)), again=again
+        )
         pipe.send(("record", record))
 
 
@@ -191,7 +193,7 @@ def _die_with_parent() -> None:
 
 
 def _shares(machine: Machine, jobs: Sequence[Job], workers: int) -> list[Machine]:
-    """Divide GPUs and cores among the workers; LeNets take one thread, which is fastest for them."""
+    """Divide GPUs and cores among the workers; LeNets are fastest on one thread."""
     import torch
 
     small = all(job.config["backbone"]["name"] in LENETS for job in jobs)

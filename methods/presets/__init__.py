@@ -1,6 +1,7 @@
 """Presets: every method's hyperparameters on a dataset, each value with its source.
 
-`<dataset>.toml` has one table a method and one line a knob: `lr = { value = 1e-3, source = "..." }`.
+`<dataset>.toml` has a table for each method and in it a line for each knob:
+`lr = { value = 1e-3, source = "..." }`.
 """
 
 from __future__ import annotations
