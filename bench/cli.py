@@ -17,6 +17,7 @@ VERBS = {
     "run": ("bench.commands.run", "run methods on datasets and print the table"),
     "status": ("bench.commands.status", "what is done, running, failed"),
     "show": ("bench.commands.show", "one run in full"),
+    "report": ("bench.commands.reporting", "measured numbers beside the paper's"),
 }
 EXAMPLES = {
     "": """examples:
@@ -40,6 +41,7 @@ EXAMPLES = {
 """,
     "status": "example:\n  python -m bench status --methods erm --datasets umnist --seeds 5\n",
     "show": "example:\n  python -m bench show erm-umnist-s0 --json\n",
+    "report": "example:\n  python -m bench report --out report\n",
 }
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from bench.plan import Job, Request, expand, missing_data, require_weights
 from bench.store import Store
 from datasets.errors import DataMissing
-from datasets.mnist_source import ensure_mnist
 from datasets.fetch import get_command
+from datasets.mnist_source import ensure_mnist
 
 MNIST_SETS = ("umnist", "cmnist")
 STATES = ("done", "failed", "running", "queued", "missing")

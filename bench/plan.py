@@ -147,7 +147,8 @@ def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> 
             )
     values = {k: coerce(v, known[k], f"backbone.{k}") for k, v in overrides.items()}
     name = values.get("name", default)
-    check_backbone(name)
+    if name != default:
+        check_backbone(name)
     pretrained = values.get("pretrained", name not in LENETS)
     weights = values.get("weights")
     spec: dict[str, Any] = {"name": name, "pretrained": pretrained and name not in LENETS}

@@ -22,13 +22,14 @@ from PIL import Image
 from datasets.errors import BenchError, DataCorrupt
 from datasets.images import MappedImages
 
+BESIDE = ".decoded"
 AHEAD = 256  # images decoded ahead of the writer: bounds memory, keeps the cores busy
 SAMPLED = 1000  # files whose size enters the cache's identity; a stat of every file is slow on NFS
 
 
 def decoded_folder(folder: Path) -> Path:
     """Choose where decoded images go: beside the data, or in the user's cache if that is closed."""
-    beside = folder / ".decoded"
+    beside = folder / BESIDE
     try:
         beside.mkdir(exist_ok=True)
         if os.access(beside, os.W_OK):
@@ -42,13 +43,21 @@ def decoded_folder(folder: Path) -> Path:
 
 
 def mapped_images(
-    files: list[Path], target: Path, progress: Callable[[int, int], None]
+    files: list[Path],
+    target: Path,
+    progress: Callable[[int, int], None],
+    elsewhere: Path | None = None,
 ) -> MappedImages:
-    """Open the decoded images of `files`, building the cache at `target` if it is not there."""
+    """Open the decoded images of `files`, building the cache at `target` if it is not there.
+
+    A cache at `elsewhere` is used too but never built: beside shared data that only its owner may
+    write, everybody would otherwise decode gigabytes of their own.
+    """
     identity = _identity(files)
-    opened = _open(target, identity)
-    if opened is not None:
-        return opened
+    for place in (target, elsewhere):
+        opened = _open(place, identity) if place is not None else None
+        if opened is not None:
+            return opened
     with FileLock(f"{target}.lock"):
         opened = _open(target, identity)  # another process may have built it meanwhile
         if opened is None:

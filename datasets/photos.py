@@ -14,7 +14,7 @@ import torch
 
 from datasets.base import SPLITS, Labels
 from datasets.dataset import Dataset, Progress
-from datasets.decode import decode_error, decoded_folder, mapped_images
+from datasets.decode import BESIDE, decode_error, decoded_folder, mapped_images
 from datasets.errors import DataCorrupt, UsageError
 from datasets.images import Images
 from datasets.transforms import RandomResizedCrop, ResizedCentreCrop, Transform
@@ -68,6 +68,7 @@ class PhotoDataset(Dataset):
                 [folder / file for file in part["file"]],
                 cache / f"{stem}-{name}",
                 partial(progress, f"decoding {self.name} {name}"),
+                elsewhere=folder / BESIDE / f"{stem}-{name}",
             )
             for name, part in parts.items()
         }

@@ -1,0 +1,1 @@
+"""Tables from stored runs, with the paper's own numbers beside them."""

@@ -1,0 +1,267 @@
+"""UMNIST and CMNIST on the real MNIST: every published count, and what the rules promise of any."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datasets import cmnist
+from datasets.base import SPLITS, Labels, check_counts, label_digest
+from datasets.cmnist import PALETTE, Cmnist, CmnistConfig, dyed
+from datasets.errors import DataCorrupt
+from datasets.idx import on_disk, open_idx
+from datasets.mnist_source import SHA256
+from datasets.umnist import SPLIT_RULES, Umnist, UmnistConfig
+
+UMNIST_CONFIGS = [
+    UmnistConfig(protocol=protocol, groups=groups)
+    for protocol in ("paper", "george")
+    for groups in (3, 10)
+]
+CMNIST_CONFIGS = [CmnistConfig("nominal"), CmnistConfig("cnc")]
+
+
+def labels_of(dataset: Any, config: Any, root: Path) -> dict[str, Labels]:
+    """Read the labels and check counts and pinned digest, as every run does."""
+    facts, found, labels = dataset.check(root, config)
+    assert found.marker is None, "these tests speak of the real files"
+    assert facts.label_digest == label_digest(labels)
+    return labels
+
+
+def folder_in(root: Path) -> Path:
+    """Where below the root the four files are: users arrange them in more than one way."""
+    return Umnist().require(root).folder
+
+
+def index_digest(ids: Any) -> str:
+    """SHA-256 of sorted little-endian 64-bit indices, the form in which they were published."""
+    return hashlib.sha256(np.sort(np.asarray(ids)).astype("<i8").tobytes()).hexdigest()[:16]
+
+
+def counts(values: torch.Tensor) -> list[int]:
+    return torch.bincount(values).tolist()
+
+
+@pytest.mark.parametrize("config", UMNIST_CONFIGS, ids=str)
+def test_umnist_counts(config: UmnistConfig, mnist_root: Path) -> None:
+    labels = labels_of(Umnist(), config, mnist_root)
+    digits = {split: counts(part.alternates["10digit"]) for split, part in labels.items()}
+    three = {split: counts(part.alternates["3group"]) for split, part in labels.items()}
+    if config.protocol == "paper":
+        assert [len(labels[split]) for split in SPLITS] == [43_542, 12_000, 10_000]
+        assert three["train"] == [24_449, 18_859, 234]
+        assert digits["val"] == [1193, 1403, 1139, 1223, 1189, 1115, 1162, 1226, 1159, 1191]
+        assert index_digest(labels["val"].ids) == "5bf997ecd4aefba6"
+    else:
+        assert [len(labels[split]) for split in SPLITS] == [43_554, 12_000, 10_000]
+        assert three["train"] == [24_477, 18_842, 235]
+        assert digits["train"] == [4738, 5394, 4766, 4905, 4674, 4337, 4734, 5012, 235, 4759]
+        assert digits["val"][8] == 1170
+        assert index_digest(labels["train"].ids) == "73a03ac949ed5940"
+        assert index_digest(labels["val"].ids) == "64c598b65509d229"
+    assert three["test"] == [5139, 3887, 974]
+
+
+def test_umnist_paper_split_before_thinning(mnist_root: Path) -> None:
+    digits = Umnist.digits(folder_in(mnist_root), "train")
+    train, val = SPLIT_RULES["paper"](digits)
+    whole = np.setdiff1d(np.arange(60_000), val)
+    assert index_digest(whole) == "664334720b16365a"
+    dropped = np.setdiff1d(whole, train)
+    assert set(digits[dropped]) == {8}
+    assert (len(dropped), (digits[whole] == 8).sum()) == (4692 - 234, 4692)
+
+
+@pytest.mark.parametrize("config", UMNIST_CONFIGS, ids=str)
+def test_umnist_labels_agree_with_each_other_and_with_the_digits(
+    config: UmnistConfig, mnist_root: Path
+) -> None:
+    labels = labels_of(Umnist(), config, mnist_root)
+    both = [Umnist.digits(folder_in(mnist_root), part) for part in ("train", "t10k")]
+    digits = torch.from_numpy(np.concatenate(both))
+    facts = Umnist().facts(config)
+    for part in labels.values():
+        digit = part.alternates["10digit"]
+        assert torch.equal(digit, digits[part.ids])
+        assert torch.equal(part.y, (digit >= 5).long())
+        assert torch.equal(part.alternates["3group"], part.y + (digit == 8).long())
+        expected = part.alternates["10digit" if config.groups == 10 else "3group"]
+        assert torch.equal(part.groups, expected)
+        assert set(part.alternates) == set(facts.alternates)
+        for name, values in part.alternates.items():
+            assert values.max() < len(facts.alternates[name])
+
+
+@pytest.mark.parametrize("config", CMNIST_CONFIGS, ids=str)
+def test_cmnist_counts(config: CmnistConfig, mnist_root: Path) -> None:
+    labels = labels_of(Cmnist(), config, mnist_root)
+    assert [len(labels[split]) for split in SPLITS] == [54_000, 6_000, 10_000]
+    train = torch.bincount(labels["train"].groups, minlength=25).view(5, 5)
+    assert train.sum(dim=1).tolist() == [11_387, 10_928, 10_132, 10_970, 10_583]
+    conflicts = train.sum(dim=1) - train.diagonal()
+    others = train[~torch.eye(5, dtype=torch.bool)].view(5, 4)
+    if config.protocol == "nominal":
+        assert conflicts.tolist() == [57, 54, 51, 55, 53]
+        assert train.diagonal().sum() == 53_730
+        for row in others.tolist():
+            assert row == sorted(row, reverse=True) and row[0] - row[-1] <= 1
+    else:
+        assert conflicts.sum() == 254
+        assert (others.min(), others.max()) == (8, 18)
+    val, test = (torch.bincount(labels[split].groups, minlength=25) for split in ("val", "test"))
+    assert (val.min(), val.max()) == (209, 290)
+    assert (test.min(), test.max()) == (343, 445)
+    assert test.view(5, 5).sum(dim=1).tolist() == [2115, 2042, 1874, 1986, 1983]
+
+
+def test_both_cmnists_share_split_and_evaluation_colours(mnist_root: Path) -> None:
+    nominal, cnc = (labels_of(Cmnist(), config, mnist_root) for config in CMNIST_CONFIGS)
+    for split in SPLITS:
+        assert torch.equal(nominal[split].ids, cnc[split].ids)
+        same = torch.equal(nominal[split].groups, cnc[split].groups)
+        assert same == (split != "train")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "config"),
+    [(Umnist(), config) for config in UMNIST_CONFIGS[::2]]
+    + [(Cmnist(), config) for config in CMNIST_CONFIGS],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_splits_are_disjoint_and_ids_name_images(
+    dataset: Any, config: Any, mnist_root: Path
+) -> None:
+    loaded = dataset.load(mnist_root, config)
+    ids = torch.cat([loaded.splits[split].labels.ids for split in SPLITS])
+    assert len(ids.unique()) == len(ids)
+    assert loaded.splits["train"].labels.ids.max() < 60_000
+    assert torch.equal(loaded.splits["test"].labels.ids, torch.arange(60_000, 70_000))
+    grey = dataset.pixels(folder_in(mnist_root), {"all": Labels(ids, ids, ids)})["all"]
+    start = 0
+    for split in SPLITS:
+        part = loaded.splits[split]
+        assert len(part.images) == len(part.labels)
+        pick = torch.tensor([0, 17, len(part) - 1])
+        pixels, source = part.images.batch(pick).pixels, grey[start + pick]
+        # A dyed pixel was bright, and the others are as they were.
+        kept = (source < cmnist.DYED_FROM) | (dataset.name == "umnist")
+        assert torch.equal(pixels * kept[:, None], (source * kept)[:, None].expand_as(pixels))
+        start += len(part)
+    assert torch.equal(ids.sort().values[-10_000:], torch.arange(60_000, 70_000))
+    assert not loaded.standin
+
+
+def test_the_sums_of_the_real_files_are_demanded(mnist_root: Path, tmp_path: Path) -> None:
+    for name in SHA256:
+        path = on_disk(folder_in(mnist_root) / name)
+        assert path is not None
+        with open_idx(path) as file:
+            (tmp_path / name).write_bytes(file.read())
+    labels = bytearray((tmp_path / "t10k-labels-idx1-ubyte").read_bytes())
+    labels[-1] = (labels[-1] + 1) % 10
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(labels)
+    with pytest.raises(DataCorrupt, match="t10k-labels-idx1-ubyte"):
+        Umnist().check(tmp_path, UmnistConfig())
+
+
+def test_palette_and_dyeing_rule() -> None:
+    hsv = [(255, 0, 0), (208, 255, 0), (0, 255, 92), (0, 116, 255), (184, 0, 255)]
+    assert list(PALETTE) == hsv
+    grey = torch.tensor([[[0, 1, 119], [120, 200, 255]]] * 5, dtype=torch.uint8)
+    coloured = dyed(grey, torch.arange(5))
+    assert coloured.shape == (5, 3, 2, 3) and coloured.dtype == torch.uint8
+    for colour in range(5):
+        for channel in range(3):
+            shade = hsv[colour][channel]
+            assert coloured[colour, channel].tolist() == [[0, 1, 119], [shade] * 3]
+
+
+def test_a_wrong_count_names_both_numbers(mnist_root: Path) -> None:
+    facts = Umnist().facts(UmnistConfig(protocol="george"))
+    labels = Umnist().labels(folder_in(mnist_root), UmnistConfig(protocol="paper"))
+    with pytest.raises(DataCorrupt, match=r"expected train size 43554, found 43542"):
+        check_counts(facts, labels, "here")
+
+
+digit_arrays = st.integers(0, 400).flatmap(
+    lambda size: st.builds(
+        lambda seed, eights: np.where(
+            np.random.default_rng(seed).random(size) < eights,
+            8,
+            np.random.default_rng(seed + 1).integers(0, 10, size),
+        ).astype(np.int64),
+        st.integers(0, 2**20),
+        st.sampled_from([0.0, 0.3, 1.0]),
+    )
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(digits=digit_arrays, seed=st.integers(0, 2**20))
+def test_umnist_rules_hold_for_any_digits(digits: np.ndarray, seed: int) -> None:
+    for protocol, rule in SPLIT_RULES.items():
+        train, val = rule(digits)
+        random.seed(seed)
+        np.random.seed(seed)
+        before = random.getstate(), np.random.get_state()[1].tolist()
+        again = rule(digits)
+        assert all(np.array_equal(one, two) for one, two in zip((train, val), again, strict=True))
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+        assert train.dtype == val.dtype == np.int64
+        assert len(np.intersect1d(train, val)) == 0
+        gone = np.setdiff1d(np.arange(len(digits)), np.concatenate([train, val]))
+        assert (digits[gone] == 8).all(), "only eights are thinned"
+        kept, all_eights = (
+            (digits[train] == 8).sum(),
+            (digits == 8).sum() - (digits[val] == 8).sum(),
+        )
+        if protocol == "paper":
+            assert len(val) == len(digits) // 5
+            assert kept == int(0.05 * all_eights)
+        else:
+            assert kept == all_eights - int((1 - 0.05) * all_eights)
+            for digit in range(10):
+                assert (digits[val] == digit).sum() == round(0.2 * int((digits == digit).sum()))
+
+
+@settings(max_examples=40, deadline=None)
+@given(digits=digit_arrays, seed=st.integers(0, 2**20))
+def test_cmnist_colours_hold_for_any_classes(digits: np.ndarray, seed: int) -> None:
+    y = digits // 2
+    for dye in (cmnist._nominal_colours, cmnist._cnc_colours, cmnist._uniform_colours):
+        colour = dye(y)
+        np.random.seed(seed)
+        before = np.random.get_state()[1].tolist()
+        assert np.array_equal(colour, dye(y))
+        assert np.random.get_state()[1].tolist() == before
+        assert colour.shape == y.shape and set(colour) <= set(range(5))
+    conflicting = cmnist._nominal_colours(y) != y
+    assert conflicting.sum() == round(len(y) * (1 - cmnist.ALIGNED))
+
+
+@settings(max_examples=40, deadline=None)
+@given(digits=digit_arrays, test=digit_arrays)
+def test_cmnist_split_partitions_any_digits(digits: np.ndarray, test: np.ndarray) -> None:
+    class Given(Cmnist):
+        @staticmethod
+        def digits(folder: Path, part: str) -> np.ndarray:
+            return digits if part == "train" else test
+
+    for config in CMNIST_CONFIGS:
+        labels = Given().labels(Path(), config)
+        ids = torch.cat([labels[split].ids for split in SPLITS])
+        assert torch.equal(ids.sort().values, torch.arange(len(digits) + len(test)))
+        assert len(labels["val"]) == len(digits) // 10
+        everything = torch.from_numpy(np.concatenate([digits, test]))
+        for part in labels.values():
+            assert torch.equal(part.y, everything[part.ids] // 2)
+            assert torch.equal(part.groups // 5, part.y)
