@@ -9,6 +9,7 @@ the audit looks, so that the model is not changed under it, and subtracts the ti
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -75,10 +76,17 @@ def start_audit(data: LoadedData, folder: Path, threads: int) -> AuditLink:
                     }
                 append_line(sink / f"{record}.jsonl", row)
             except BaseException as failure:
-                link.replies.put(failure)
+                link.replies.put(_without_frames(failure))
             else:
                 link.replies.put(None)
 
     threading.Thread(target=work, name="audit", daemon=True).start()
     link.replies.get()
     return link
+
+
+def _without_frames(failure: BaseException) -> BaseException:
+    """Keep a failure's traceback as text: its frames lead to the data, and `fit` may catch it."""
+    failure.add_note("in the audit:\n" + "".join(traceback.format_exception(failure)))
+    failure.__cause__ = failure.__context__ = None
+    return failure.with_traceback(None)

@@ -48,11 +48,9 @@ EXAMPLES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; 0 all well, 1 some runs failed, 2 wrong use, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(words)
-    arguments = parser.parse_args(words)
-    verb = importlib.import_module(VERBS[arguments.verb][0])
     try:
-        return int(verb.run(arguments))
+        arguments = _parser(words).parse_args(words)
+        return int(importlib.import_module(VERBS[arguments.verb][0]).run(arguments))
     except BenchError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2
@@ -66,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         sys.stderr.close()
         return 0
+    except OSError as error:  # a disk can fail in places that nobody guards
+        sys.stderr.write(f"bench: {error}\n  -> check the folders the command names\n")
+        return 2
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor
 
 from datasets.base import LoadedData
@@ -77,6 +76,8 @@ def partition_quality(partition: Tensor, groups: Tensor) -> dict[str, Any]:
     Precision and recall are of the best-matching part for the smallest group; adjusted mutual
     information compares the partition as a whole.
     """
+    from sklearn.metrics import adjusted_mutual_info_score  # slow to import, and seldom needed
+
     parts = torch.unique(partition, return_inverse=True)[1]
     rare = int(
         torch.bincount(groups).float().masked_fill(torch.bincount(groups) == 0, 1e18).argmin()

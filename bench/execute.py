@@ -60,13 +60,14 @@ def execute(job: Job, machine: Machine, report: Report, *, again: bool = False) 
             try:
                 return _run(job, machine, store, report)
             except Exception as error:
-                record = failed_record(job, error, started)
-                if existing is None or existing["status"] != "done":
-                    store.write(record)
-                return record
+                failed = failed_record(job, error, started)
+            # Only here: a live exception may hold open the very file that filled the disk.
+            if existing is None or existing["status"] != "done":
+                store.write(failed)
+            return failed
     except Timeout:
         return {**base_record(job), "status": "running"}
-    except BenchError as error:  # not even a failed record could be written
+    except (BenchError, OSError) as error:  # not even a failed record could be written
         return failed_record(job, error, time.time())
 
 

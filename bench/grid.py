@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.plan import Job, Request, expand, missing_data, require_weights
 from bench.store import Store
-from datasets.errors import DataMissing
+from datasets.errors import BenchError, DataMissing
 from datasets.fetch import get_command
 from datasets.mnist_source import ensure_mnist
 
@@ -36,9 +36,10 @@ def resolve_datasets(
     ):
         try:
             ensure_mnist(request.data_root, say)
-        except DataMissing:
+        except BenchError as error:  # no network, or a data root that only others may write
             if explicit:
                 raise
+            say(error.message)
     lacking = missing_data(request.datasets, request.data_root)
     skipped = [Skipped(name, get_command(name, request.data_root)) for name in lacking]
     if skipped and explicit:
@@ -62,9 +63,8 @@ def _with_weights(request: Request, explicit: bool) -> tuple[tuple[str, ...], li
     kept, skipped = [], []
     for name in request.datasets:
         try:
-            require_weights(
-                expand(replace(request, datasets=(name,), overrides=_own(request, name)))
-            )
+            alone = replace(request, datasets=(name,), overrides=_own(request, name))
+            require_weights(expand(alone), request.data_root)
             kept.append(name)
         except DataMissing:
             if explicit:

@@ -6,7 +6,9 @@ order, machine or folder it comes from, and a changed value is another run.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,9 +19,10 @@ from datasets.base import BackboneSpec
 from datasets.catalogue import DATASETS, get_dataset
 from datasets.config import as_plain, build_config, coerce
 from datasets.errors import DataMissing, UsageError
+from datasets.fetch import get_command
 from datasets.weights_source import find_weights
 from methods.backbones import LENETS, check_backbone
-from methods.base import METHODS, Method, get_method, load_methods
+from methods.base import Method, get_method, load_methods
 from methods.presets import preset_values
 
 
@@ -67,7 +70,8 @@ class Job:
         if self.preset != "paper":
             parts.append(f"--preset {self.preset}")
         if self.overrides:
-            parts.append("--set " + " ".join(f"{k}={v}" for k, v in self.overrides.items()))
+            settings = (shlex.quote(f"{k}={v}") for k, v in self.overrides.items())
+            parts.append("--set " + " ".join(settings))
         if self.quick:
             parts.append("--quick")
         return " ".join(parts)
@@ -142,8 +146,11 @@ def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> 
     known = {"name": str, "pretrained": bool, "weights": str | None}
     for key in overrides:
         if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
             raise UsageError(
-                f"unknown setting 'backbone.{key}'", f"settings of backbone: {', '.join(known)}"
+                f"unknown setting 'backbone.{key}'"
+                + (f"; did you mean 'backbone.{near[0]}'?" if near else ""),
+                f"settings of backbone: {', '.join(known)}",
             )
     values = {k: coerce(v, known[k], f"backbone.{k}") for k, v in overrides.items()}
     name = values.get("name", default)
@@ -151,10 +158,10 @@ def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> 
         check_backbone(name)
     pretrained = values.get("pretrained", name not in LENETS)
     weights = values.get("weights")
+    if weights is not None and not Path(weights).is_file():
+        raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
     spec: dict[str, Any] = {"name": name, "pretrained": pretrained and name not in LENETS}
     if spec["pretrained"]:
-        if weights is not None and not Path(weights).is_file():
-            raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
         fetched = find_weights(root) if name.startswith("resnet50") else None
         path = Path(weights).resolve() if weights else fetched
         spec["weights"] = str(path) if path else None
@@ -204,7 +211,7 @@ def missing_data(names: Sequence[str], root: Path) -> list[str]:
     return [name for name in names if get_dataset(name).locate(root) is None]
 
 
-def require_weights(jobs: Sequence[Job]) -> None:
+def require_weights(jobs: Sequence[Job], root: Path) -> None:
     """Fail before any work if a job needs ImageNet weights that are not on disk."""
     for job in jobs:
         backbone = job.config["backbone"]
@@ -212,7 +219,7 @@ def require_weights(jobs: Sequence[Job]) -> None:
             raise DataMissing(
                 f"{job.dataset} starts from ImageNet weights ({backbone['name']}), which are not "
                 "on disk",
-                "python -m bench data get weights, or --set backbone.weights=FILE, or train from "
+                f"{get_command('weights', root)}, or --set backbone.weights=FILE, or train from "
                 "scratch with --set backbone.pretrained=false",
             )
 
@@ -225,10 +232,12 @@ def _split_overrides(request: Request) -> dict[str, dict[str, str]]:
     for key, value in request.overrides.items():
         owner, knob = key.split(".")
         if owner not in owners:
-            if owner in METHODS or owner in DATASETS:
-                continue
-            get = f"methods, datasets or backbone: {', '.join(sorted(owners))}"
-            raise UsageError(f"--set {key}: nothing is called '{owner}'", f"set knobs of {get}")
+            near = difflib.get_close_matches(owner, owners, n=1)
+            raise UsageError(
+                f"--set {key}: nothing is called '{owner}'"
+                + (f"; did you mean '{near[0]}'?" if near else ""),
+                f"set knobs of methods, datasets or backbone: {', '.join(sorted(owners))}",
+            )
         if owner not in present:
             raise UsageError(
                 f"--set {key}: {owner} takes no part in this command", "leave it out, or add it"

@@ -16,6 +16,7 @@ from rich.table import Table
 from bench.launch.local import Watcher
 from bench.plan import Job
 
+PLAIN_STEP_SECONDS = 5.0
 QUIET_SECONDS = 30.0  # how often plain output says that a job is still at work
 
 
@@ -127,14 +128,13 @@ class Steps:
         self.console = Console(stderr=True)
         self.bar: Progress | None = None
         self.tasks: dict[str, Any] = {}
-        self.said: dict[str, int] = {}
+        self.said = time.monotonic()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show that `done` of `total` is done."""
         if not self.console.is_terminal:
-            tenth = 10 * done // max(total, 1)
-            if tenth > self.said.get(what, -1):
-                self.said[what] = tenth
+            if time.monotonic() - self.said > PLAIN_STEP_SECONDS:
+                self.said = time.monotonic()
                 self.console.print(f"{what}: {done}/{total}", highlight=False)
             return
         if self.bar is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 from filelock import FileLock, Timeout
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from bench.files import StorageError, atomic_folder, storage_errors, to_json
@@ -92,14 +92,14 @@ class Store:
     def find(self, prefix: str) -> str:
         """Find the run whose id begins with `prefix`, or ends with it."""
         names = [p.name for p in self.runs.iterdir()] if self.runs.is_dir() else []
-        names = [name for name in names if not name.startswith(".")]
+        names = [name for name in names if (self.runs / name / "record.json").is_file()]
         matches = [name for name in names if name.startswith(prefix) or name.endswith(prefix)]
         if prefix in names:
             return prefix
         if len(matches) != 1:
-            what = "no run" if not matches else f"{len(matches)} runs"
+            what = "no run matches" if not matches else f"{len(matches)} runs match"
             raise UsageError(
-                f"{what} match '{prefix}' in {self.runs}",
+                f"{what} '{prefix}' in {self.runs}",
                 "python -m bench status lists the runs" if not matches else "give more of the id",
             )
         return matches[0]
@@ -121,9 +121,8 @@ class Store:
                     draft / "predictions.parquet", index=False, compression="zstd"
                 )
             if model is not None:
-                save_file(
-                    {k: v.contiguous().cpu() for k, v in model.items()}, draft / "model.safetensors"
-                )
+                tensors = {k: v.contiguous().cpu() for k, v in model.items()}
+                (draft / "model.safetensors").write_bytes(save(tensors))
             (draft / "record.json").write_text(to_json(record) + "\n")
         return path
 

@@ -86,7 +86,7 @@ class Celeba(PhotoDataset):
         y = (joined["Blond_Hair"] == 1).astype(int)
         return pd.DataFrame(
             {
-                "id": [int(Path(str(name)).stem) for name in joined.index],
+                "id": [int(name.partition(".")[0]) for name in joined.index.astype(str)],
                 "file": [f"img_align_celeba/{name}" for name in joined.index],
                 "split": joined["partition"].to_numpy(),
                 "y": y.to_numpy(),

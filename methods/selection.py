@@ -66,6 +66,8 @@ def selection(rule: str, task: Task) -> Selection:
     if rule == "val_worst_auroc" and groups is not None:
         return Selection(
             rule,
-            lambda logits: min(pairwise_auroc(margin_score(logits), y, groups, count).values()),
+            lambda logits: min(
+                pairwise_auroc(margin_score(logits), y, groups, count).values(), default=math.nan
+            ),
         )
     raise UsageError(f"unknown selection rule '{rule}'", f"choose from {', '.join(RULES)}")

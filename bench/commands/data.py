@@ -70,9 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def verify(names: Sequence[str], root: Path, *, as_json: bool) -> int:
     """Recount every dataset under each of its protocols' defaults, and decode its images."""
-    wanted = [
-        n for name in names for n in (DATASETS if name == "all" else ALIASES.get(name, (name,)))
-    ]
+    here = [name for name, dataset in DATASETS.items() if dataset.locate(root) is not None]
+    wanted = [n for name in names for n in (here if name == "all" else ALIASES.get(name, (name,)))]
     report: list[dict[str, Any]] = []
     steps = Steps()
     try:

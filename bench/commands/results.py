@@ -50,7 +50,8 @@ def _notes(job: Job) -> list[str]:
     """Say what keeps a row out of the paper's tables."""
     notes = ["stand-in"] if job.standin else []
     notes += ["quick"] if job.quick else []
-    return notes + [f"{key}={value}" for key, value in job.overrides.items()]
+    changed = [f"{key}={value}" for key, value in job.overrides.items()]
+    return notes + (changed if len(changed) <= 2 else [f"{len(changed)} settings changed"])
 
 
 def _cell(values: Sequence[float | None]) -> str:

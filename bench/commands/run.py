@@ -51,7 +51,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the grid."""
     if arguments.workers is not None and arguments.workers < 1:
-        raise UsageError(f"--workers must be at least 1 but got {arguments.workers}")
+        raise UsageError(
+            f"--workers must be at least 1 but got {arguments.workers}", "e.g. --workers 2"
+        )
     request, skipped = request_from(arguments, fetch=True)
     jobs = expand(request)
     store = Store(arguments.results)

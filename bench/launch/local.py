@@ -91,6 +91,7 @@ def run_local(
                 job, worker.job = worker.job, None
                 assert job is not None
                 if record["status"] == "running":
+                    watcher.progressed(job, {"stage": "run by another process"})
                     waiting.append((job, time.monotonic() + RETRY_SECONDS))
                     continue
                 watcher.finished(job, record)
@@ -114,6 +115,7 @@ def _hand_out(
     again: bool,
 ) -> None:
     """Give a job to every idle worker, starting workers as long as there is work for them."""
+    crew[:] = [worker for worker in crew if worker.job or worker.process.is_alive()]
     ready = [entry for entry in waiting if entry[1] <= time.monotonic()]
     for entry in ready:
         idle = next((worker for worker in crew if worker.job is None), None)
@@ -126,7 +128,8 @@ def _hand_out(
             return
         waiting.remove(entry)
         idle.job = entry[0]
-        watcher.started(entry[0])
+        if not entry[1]:  # else it was started before and found to be run by another process
+            watcher.started(entry[0])
         idle.pipe.send(entry[0])
 
 
@@ -136,7 +139,13 @@ def _start(slot: int, machine: Machine, again: bool) -> Worker:
     process = context.Process(
         target=_serve, args=(theirs, machine, again), name=f"worker-{slot}", daemon=True
     )
-    process.start()
+    # A terminal sends Ctrl-C to every process; the launcher alone decides what it means, and a
+    # worker has to be deaf to it from its first moment, before any code of ours runs in it.
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     theirs.close()
     return Worker(process, ours)
 
@@ -158,7 +167,9 @@ def _listen(worker: Worker, watcher: Watcher, store: Store) -> dict[str, Any] | 
         )
         failed = failed_record(job, error, time.time())
         try:
-            store.write(failed)
+            existing = store.record(job.run_id)
+            if existing is None or existing["status"] != "done":
+                store.write(failed)
         except BenchError as unwritable:
             failed["failure"]["message"] += f"; {unwritable.message}"
         return failed
@@ -171,7 +182,8 @@ def _listen(worker: Worker, watcher: Watcher, store: Store) -> dict[str, Any] | 
 
 def _serve(pipe: Connection, machine: Machine, again: bool) -> None:
     """Live as a worker: take jobs until the launcher hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with_parent()
     while True:
         try:
@@ -188,7 +200,8 @@ def _die_with_parent() -> None:
     """Ask Linux to end this process with the launcher, even if that is killed outright."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-        if os.getppid() == 1:
+        launcher = multiprocessing.parent_process()
+        if launcher is not None and os.getppid() != launcher.pid:
             sys.exit(1)
 
 

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+import typing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.cli import _parser
+from bench.commands.run import request_from
+from bench.execute import load_data
+from bench.plan import Job, Request, expand, parse_names, parse_overrides, parse_seeds
+from datasets.base import SPLITS
+from datasets.catalogue import DATASETS
+from datasets.config import field_types
+from datasets.errors import BenchError, UsageError
+from methods.base import get_method
+
+NOWHERE = Path("/nonexistent")
+
+
+def one_job(**changes: Any) -> Job:
+    request = Request(methods=("erm",), datasets=("cmnist",), seeds=(0,), data_root=NOWHERE)
+    (job,) = expand(replace(request, **changes))
+    return job
+
+
+def another_value(name: str, kind: Any, value: Any) -> str:
+    """The text of a legal value other than `value`, for a knob of any declared type."""
+    if name == "selection":
+        return "val_loss" if value != "val_loss" else "val_avg"
+    if typing.get_origin(kind) is typing.Literal:
+        legal = [c for c in typing.get_args(kind) if c != value and c != "step"]
+        return str(legal[0])
+    if typing.get_origin(kind) is tuple:
+        return "3,5"
+    if kind is bool:
+        return str(not value).lower()
+    if kind is int:
+        return str(value + 32)
+    if kind is float:
+        return str(value / 2 if value else 0.25)
+    raise AssertionError(f"teach this test to vary {name}: {kind}")
+
+
+def knobs(config_type: type[Any], owner: str) -> list[Any]:
+    return [
+        pytest.param(owner, name, kind, id=f"{owner}.{name}")
+        for name, kind in field_types(config_type).items()
+    ]
+
+
+DATASET_KNOBS = [k for d in DATASETS.values() for k in knobs(d.config_type, d.name)]
+
+
+@pytest.mark.parametrize(("owner", "name", "kind"), knobs(get_method("erm").config_type, "erm"))
+def test_every_method_knob_changes_the_run(owner: str, name: str, kind: Any) -> None:
+    plain = one_job()
+    value = another_value(name, kind, plain.config["method"][name])
+    changed = one_job(overrides={f"{owner}.{name}": value})
+    assert changed.run_id != plain.run_id
+    assert changed.config["method"][name] != plain.config["method"][name]
+
+
+@pytest.mark.parametrize(("owner", "name", "kind"), DATASET_KNOBS)
+def test_every_dataset_knob_changes_the_run(owner: str, name: str, kind: Any) -> None:
+    plain = one_job(datasets=(owner,))
+    value = another_value(name, kind, plain.config["dataset"][name])
+    changed = one_job(datasets=(owner,), overrides={f"{owner}.{name}": value})
+    assert changed.run_id != plain.run_id
+
+
+def test_every_part_of_the_meaning_changes_the_run() -> None:
+    job = one_job(seeds=(3,))
+    others = [
+        one_job(seeds=(4,)),
+        one_job(seeds=(3,), quick=True),
+        one_job(seeds=(3,), datasets=("umnist",)),
+        one_job(seeds=(3,), overrides={"backbone.name": "lenet4"}),
+        one_job(seeds=(3,), overrides={"backbone.name": "resnet18"}),
+        one_job(seeds=(3,), overrides={"backbone.name": "resnet18", "backbone.pretrained": "0"}),
+        replace(job, method_version=job.method_version + 1),
+        replace(job, fingerprint="another"),
+    ]
+    assert len({job.run_id, *(other.run_id for other in others)}) == len(others) + 1
+
+
+def test_standin_is_another_run_than_the_real_data(digits_root: Path) -> None:
+    assert one_job(data_root=digits_root).run_id != one_job().run_id
+
+
+def test_place_of_data_and_weights_does_not_change_the_run(tmp_path: Path) -> None:
+    assert one_job(data_root=tmp_path).run_id == one_job().run_id
+    ids = set()
+    for name in ("here.pth", "there.pth"):
+        (tmp_path / name).write_bytes(b"the same weights")
+        weights = {"backbone.name": "resnet18", "backbone.weights": str(tmp_path / name)}
+        ids.add(one_job(overrides=weights).run_id)
+    assert len(ids) == 1
+    (tmp_path / "other.pth").write_bytes(b"other weights")
+    weights["backbone.weights"] = str(tmp_path / "other.pth")
+    assert one_job(overrides=weights).run_id not in ids
+
+
+def test_ids_are_the_same_in_another_process_and_in_any_order() -> None:
+    overrides = {"erm.lr": "0.5", "cmnist.protocol": "cnc", "erm.epochs": "7"}
+    script = (
+        "import json, sys; from pathlib import Path; from bench.plan import Request, expand\n"
+        "r = Request(('erm',), ('umnist', 'cmnist'), (0, 5), Path('/elsewhere'),\n"
+        f"            overrides=dict(reversed({list(overrides.items())})))\n"
+        "print(json.dumps([job.run_id for job in expand(r)]))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={"PYTHONHASHSEED": "12345", "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
+    )
+    request = Request(("erm",), ("umnist", "cmnist"), (0, 5), NOWHERE, overrides=overrides)
+    assert json.loads(found.stdout) == [job.run_id for job in expand(request)]
+
+
+def test_dict_order_of_a_config_does_not_matter() -> None:
+    job = one_job()
+    turned = {owner: dict(reversed(v.items())) for owner, v in reversed(job.config.items())}
+    assert replace(job, config=turned).run_id == job.run_id
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--datasets", "cmnist", "--seeds", "3"],
+        ["--datasets", "umnist,cmnist", "--seeds", "3,7", "--quick"],
+        ["--datasets", "umnist", "--set", "umnist.hflip=true", "erm.lr=0.02", "--seeds", "5,"],
+        ["--datasets", "cmnist", "--set", "erm.scheduler=step", "erm.milestones=2,4"],
+    ],
+)
+def test_command_reproduces_the_job(words: list[str]) -> None:
+    for job in jobs_of(["run", "--data-root", str(NOWHERE), *words]):
+        (again,) = jobs_of([*shlex.split(job.command())[3:], "--data-root", str(NOWHERE)])
+        assert again == job
+        assert again.run_id == job.run_id
+
+
+def test_command_survives_a_path_with_a_space(tmp_path: Path) -> None:
+    weights = tmp_path / "my weights; rm.pth"
+    weights.write_bytes(b"weights")
+    setting = ["--set", "backbone.name=resnet18", f"backbone.weights={weights}"]
+    (job,) = jobs_of(["run", "--datasets", "cmnist", "--seeds", "2,", *setting])
+    (again,) = jobs_of(shlex.split(job.command())[3:])
+    assert again == job
+
+
+def jobs_of(words: list[str]) -> list[Job]:
+    arguments = _parser(words).parse_args(words)
+    request, _ = request_from(arguments, fetch=False, need_data=False)
+    return expand(request)
+
+
+def test_splits_do_not_depend_on_the_seed(digits_root: Path) -> None:
+    for name in ("umnist", "cmnist"):
+        loaded = [
+            load_data(one_job(datasets=(name,), seeds=(s,), data_root=digits_root), digits_root)
+            for s in (0, 1)
+        ]
+        for split in SPLITS:
+            first, second = (data.splits[split] for data in loaded)
+            assert torch.equal(first.labels.ids, second.labels.ids)
+            assert torch.equal(first.labels.y, second.labels.y)
+            assert torch.equal(first.labels.groups, second.labels.groups)
+
+
+def test_plan_needs_no_data(mnist_root: Path, tmp_path: Path) -> None:
+    def ids(root: Path) -> list[str]:
+        request = Request(("erm",), ("umnist", "cmnist"), (0, 1), root)
+        return [job.run_id for job in expand(request)]
+
+    assert ids(tmp_path) == ids(mnist_root)
+    everything = Request(("erm",), tuple(DATASETS), (0,), tmp_path)
+    assert [job.dataset for job in expand(everything)] == list(DATASETS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_is_checked_against_the_plan(digits_root: Path) -> None:
+    planned_for_real_data = one_job()
+    with pytest.raises(BenchError, match="not the data this job was planned for"):
+        load_data(planned_for_real_data, digits_root)
+
+
+def test_preset_then_overrides() -> None:
+    job = one_job(overrides={"erm.lr": "0.5"})
+    assert job.config["method"]["lr"] == 0.5
+    assert job.config["method"]["epochs"] == 5  # cmnist's preset, not the default of 100
+    assert job.overrides == {"erm.lr": "0.5"}
+
+
+def test_a_job_carries_only_the_overrides_that_concern_it() -> None:
+    overrides = {"umnist.hflip": "true", "erm.lr": "0.5"}
+    request = Request(("erm",), ("umnist", "cmnist"), (0,), NOWHERE, overrides=overrides)
+    by_dataset = {job.dataset: job for job in expand(request)}
+    assert by_dataset["umnist"].overrides == overrides
+    assert by_dataset["cmnist"].overrides == {"erm.lr": "0.5"}
+    assert by_dataset["cmnist"].run_id == one_job(overrides={"erm.lr": "0.5"}).run_id
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("1", (0,)), ("3", (0, 1, 2)), ("3,7", (3, 7)), ("3,", (3,)), ("7, 3,7", (7, 3)), ("0,", (0,))],
+)
+def test_seeds(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "0", "abc", "-1", "1.5", ",", "1,b", "1,-2"])
+def test_wrong_seeds(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_seeds(text)
+    assert caught.value.remedy
+
+
+def test_names() -> None:
+    assert parse_names("b,a,b", ("a", "b", "c")) == ("b", "a")
+    assert parse_names("c,all", ("a", "b", "c")) == ("c", "a", "b")
+    with pytest.raises(UsageError):
+        parse_names(" , ", ("a",))
+
+
+def test_overrides() -> None:
+    assert parse_overrides(["erm.lr=1", "erm.milestones=1,2", "backbone.weights=a=b"]) == {
+        "erm.lr": "1",
+        "erm.milestones": "1,2",
+        "backbone.weights": "a=b",
+    }
+
+
+def test_jobs_are_plain_values() -> None:
+    job = one_job(seeds=(2,), overrides={"erm.lr": "0.5"})
+    assert Job(**json.loads(json.dumps(dataclasses.asdict(job)))).run_id == job.run_id

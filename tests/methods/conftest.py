@@ -1,0 +1,82 @@
+"""A toy task of 8 x 8 images, and the harness's real context around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.audit import AuditLink, start_audit
+from bench.context import Part, RunContext, RunScope
+from datasets.base import BackboneSpec, Facts, LabelledSplit, Labels, LoadedData, Task
+from datasets.images import MemoryImages
+from datasets.transforms import PaddedRandomCrop, ResizedCentreCrop, Transform
+
+SIDE = 8
+SIZES = {"train": 60, "val": 40, "test": 30}
+
+
+def toy_split(size: int, generator: torch.Generator) -> LabelledSplit:
+    """Bright images against dark ones; the group is the class and a coin."""
+    y = torch.arange(size) % 2
+    coin = torch.randint(0, 2, (size,), generator=generator)
+    noise = torch.randint(0, 160, (size, 1, SIDE, SIDE), generator=generator)
+    pixels = (noise + 80 * y[:, None, None, None]).to(torch.uint8)
+    return LabelledSplit(Labels(torch.arange(size), y, 2 * y + coin), MemoryImages(pixels))
+
+
+@pytest.fixture(scope="session")
+def toy_data() -> LoadedData:
+    generator = torch.Generator().manual_seed(7)
+    facts = Facts(
+        name="toy",
+        protocol="toy",
+        task="brightness",
+        spurious="a coin",
+        classes=("dark", "bright"),
+        groups=("dark_0", "dark_1", "bright_0", "bright_1"),
+        metric="wga",
+        counts=SIZES,
+        group_counts={},
+        backbone="lenet4",
+        channels=1,
+        train_transform=Transform(PaddedRandomCrop(1), SIDE, (0.5,), (0.25,), hflip=True),
+        eval_transform=Transform(ResizedCentreCrop(SIDE), SIDE, (0.5,), (0.25,)),
+    )
+    splits = {name: toy_split(size, generator) for name, size in SIZES.items()}
+    return LoadedData(facts, splits)
+
+
+@pytest.fixture
+def toy_task(toy_data: LoadedData) -> Task:
+    return toy_data.task(BackboneSpec("lenet4"), train_groups=False, val_groups=False)
+
+
+@pytest.fixture
+def granted_task(toy_data: LoadedData) -> Task:
+    return toy_data.task(BackboneSpec("lenet4"), train_groups=True, val_groups=True)
+
+
+def _say_nothing(progress: dict[str, Any]) -> None:
+    pass
+
+
+@pytest.fixture
+def make_context(
+    tmp_path: Path, toy_data: LoadedData
+) -> Iterator[Callable[..., RunContext]]:
+    """Contexts of the real kind; the same name is the same folder, and so resumes."""
+    links: list[AuditLink] = []
+
+    def make(name: str = "run", seed: int = 0) -> RunContext:
+        links.append(start_audit(toy_data, tmp_path / "audit", threads=1))
+        device = torch.device("cpu")
+        scope = RunScope(seed, device, {}, tmp_path / "stages", _say_nothing, links[-1])
+        return RunContext(scope, Part(name, tmp_path / name), [])
+
+    yield make
+    for link in links:
+        link.close()

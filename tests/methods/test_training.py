@@ -1,0 +1,375 @@
+"""The training loop: what it learns, what it keeps, and that it can be stopped anywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.context import RunContext, history_rows
+from datasets.base import Task
+from methods.optimisation import TrainConfig
+from methods.prediction import EvalImages, predict_with
+from methods.selection import Selection
+from methods.training import Batch, CrossEntropy, NonFiniteLoss, Trained, Training
+
+MakeContext = Callable[..., RunContext]
+QUICK = TrainConfig(epochs=4, batch_size=16, lr=0.05)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+
+
+def normalised() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+def rows(ctx: RunContext, column: str) -> list[Any]:
+    return [row[column] for row in history_rows(ctx.part)]
+
+
+def scripted(values: list[float]) -> Selection:
+    """A rule that gives one value after another, whatever the model says."""
+    remaining = iter(values)
+    return Selection("scripted", lambda outputs: next(remaining))
+
+
+class Recording(CrossEntropy):
+    """Cross-entropy that keeps the batches it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Batch] = []
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        self.batches.append(batch)
+        return super().forward(model, batch)
+
+
+def test_loss_goes_down(toy_task: Task, make_context: MakeContext) -> None:
+    ctx = make_context()
+    config = TrainConfig(epochs=12, batch_size=16, lr=0.02)
+    trained = Training(linear(), toy_task, config, ctx).run()
+    losses = rows(ctx, "loss")
+    assert len(losses) == trained.epochs_run == 12
+    assert losses[-1] < 0.5 * losses[0]
+    assert trained.value > 90
+    assert ctx.part.image_passes == 12 * (len(toy_task.train) + len(toy_task.val))
+
+
+def test_non_finite_loss_names_epoch_and_rate(toy_task: Task, make_context: MakeContext) -> None:
+    class Poisoned(nn.Module):
+        calls = 0
+
+        def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+            self.calls += 1
+            return CrossEntropy()(model, batch) * (float("nan") if self.calls == 7 else 1.0)
+
+    training = Training(
+        linear(), toy_task, QUICK, make_context(), name="stage_one", objective=Poisoned()
+    )
+    with pytest.raises(NonFiniteLoss, match=r"nan in epoch 1 of 'stage_one' \(lr 0\.05\)") as raised:
+        training.run()
+    assert raised.value.kind == "non_finite_loss"
+    assert "learning rate" in raised.value.remedy
+
+
+def test_patience_stops_early_and_keeps_the_best(toy_task: Task, make_context: MakeContext) -> None:
+    model, seen = linear(), []
+    remaining = iter([1.0, 3.0, 2.0, 3.0, 2.5, 9.0])
+
+    def score(outputs: Tensor) -> float:
+        seen.append(outputs)
+        return next(remaining)
+
+    config = TrainConfig(epochs=6, batch_size=16, lr=0.05, patience=3)
+    trained = Training(
+        model, toy_task, config, make_context(), select=Selection("scripted", score)
+    ).run()
+    assert trained == Trained("scripted", 3.0, epoch=1, epochs_run=5)
+    assert torch.equal(outputs_of(model, toy_task), seen[1])
+    assert not torch.equal(seen[1], seen[4])
+
+
+def test_last_keeps_the_last(toy_task: Task, make_context: MakeContext) -> None:
+    model, seen = linear(), []
+
+    def falling(outputs: Tensor) -> float:
+        seen.append(outputs)
+        return -float(len(seen))
+
+    rule = Selection("last", falling, always_last=True)
+    trained = Training(model, toy_task, QUICK, make_context(), select=rule).run()
+    assert (trained.epoch, trained.value) == (3, -4.0)
+    assert torch.equal(outputs_of(model, toy_task), seen[-1])
+
+
+def outputs_of(model: nn.Module, task: Task) -> Tensor:
+    return predict_with(model, EvalImages(task.val.images, task.eval_transform))
+
+
+def test_selection_observes_the_model_in_training(
+    toy_task: Task, make_context: MakeContext
+) -> None:
+    """SpuCo's JTT asked an evaluator that still held the network of stage one."""
+    first = linear()
+    Training(first, toy_task, QUICK, make_context("one")).run()
+    second, asked = normalised(), []
+
+    def score(outputs: Tensor) -> float:
+        assert torch.equal(outputs, outputs_of(second, toy_task))
+        asked.append(outputs)
+        return 0.0
+
+    Training(
+        second, toy_task, QUICK, make_context("two"), select=Selection("checked", score)
+    ).run()
+    assert len(asked) == 4
+    assert all(not torch.equal(a, b) for a, b in zip(asked, asked[1:], strict=False))
+
+
+VALUES = [1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0]
+
+
+@pytest.mark.filterwarnings("error:.*lr_scheduler.step.*")
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [
+        ({"scheduler": "none"}, lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 1.0)),
+        (
+            {"scheduler": "step", "milestones": (2, 5), "decay": 0.5},
+            lambda o: lr_scheduler.MultiStepLR(o, [2, 5], gamma=0.5),
+        ),
+        ({"scheduler": "cosine"}, lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=8)),
+        (
+            {"scheduler": "plateau", "plateau_patience": 2, "decay": 0.2},
+            lambda o: lr_scheduler.ReduceLROnPlateau(o, mode="max", factor=0.2, patience=2),
+        ),
+    ],
+    ids=lambda part: part["scheduler"] if isinstance(part, dict) else "",
+)
+def test_schedule_is_the_one_of_torch(
+    toy_task: Task, make_context: MakeContext, settings: dict[str, Any], own: Callable[[Any], Any]
+) -> None:
+    ctx = make_context()
+    config = TrainConfig(epochs=8, batch_size=30, lr=0.05, **settings)
+    Training(linear(), toy_task, config, ctx, select=scripted(VALUES)).run()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.05)
+    schedule, expected = own(optimizer), []
+    for value in VALUES:
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step(*([value] if settings["scheduler"] == "plateau" else []))
+    assert rows(ctx, "lr") == expected
+    assert (len(set(expected)) > 1) == (settings["scheduler"] != "none")
+
+
+def test_last_batch_of_one_joins_its_neighbour(toy_task: Task, make_context: MakeContext) -> None:
+    objective = Recording()
+    config = TrainConfig(epochs=1, batch_size=4, lr=0.01)
+    sampler = lambda epoch, generator: torch.arange(9)  # noqa: E731
+    Training(
+        normalised(), toy_task, config, make_context(), sampler=sampler, objective=objective
+    ).run()
+    assert [len(batch.y) for batch in objective.batches] == [4, 5]
+    assert torch.cat([batch.index for batch in objective.batches]).tolist() == list(range(9))
+
+
+def test_sampler_may_repeat(toy_task: Task, make_context: MakeContext) -> None:
+    objective, ctx, epochs = Recording(), make_context(), []
+
+    def sampler(epoch: int, generator: torch.Generator) -> Tensor:
+        epochs.append(epoch)
+        return torch.tensor([3, 3, 3, 10, 10, 59])
+
+    config = TrainConfig(epochs=2, batch_size=4, lr=0.01)
+    Training(linear(), toy_task, config, ctx, sampler=sampler, objective=objective).run()
+    assert epochs == [0, 1]
+    assert [batch.index.tolist() for batch in objective.batches[:2]] == [[3, 3, 3, 10], [10, 59]]
+    for batch in objective.batches:
+        assert torch.equal(batch.y, toy_task.train.y[batch.index])
+    # Each repetition is augmented anew.
+    first = objective.batches[0].images
+    assert not torch.equal(first[0], first[1]) or not torch.equal(first[1], first[2])
+    assert ctx.part.image_passes == 2 * (6 + len(toy_task.val))
+
+
+def test_every_sample_is_visited_once_in_another_order(
+    toy_task: Task, make_context: MakeContext
+) -> None:
+    objective = Recording()
+    config = TrainConfig(epochs=2, batch_size=60, lr=0.01)
+    Training(linear(), toy_task, config, make_context(), objective=objective).run()
+    first, second = (batch.index for batch in objective.batches)
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(60))
+    assert not torch.equal(first, second)
+
+
+def test_parameter_groups_bring_their_own_rates(
+    toy_task: Task, make_context: MakeContext
+) -> None:
+    model = normalised()
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    groups = [{"params": model[1].parameters(), "lr": 0.0}, {"params": model[3].parameters()}]
+    config = TrainConfig(epochs=1, batch_size=16, lr=0.05)
+    Training(model, toy_task, config, make_context(), parameters=groups).run()
+    changed = {name for name, value in model.named_parameters() if not value.equal(before[name])}
+    assert changed == {"3.weight", "3.bias"}
+
+
+def test_set_mode_can_keep_parts_frozen(toy_task: Task, make_context: MakeContext) -> None:
+    modes: list[tuple[bool, bool]] = []
+
+    class Watching(CrossEntropy):
+        def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+            modes.append((model.training, model[2].training))
+            return super().forward(model, batch)
+
+    def keep_statistics(model: nn.Module) -> None:
+        model.train()
+        model[2].eval()
+
+    def train(name: str, **options: Any) -> Tensor:
+        model = normalised()
+        Training(
+            model, toy_task, QUICK, make_context(name), objective=Watching(), **options
+        ).run()
+        statistics: Tensor = model[2].running_mean
+        return statistics
+
+    assert not train("frozen", set_mode=keep_statistics).any()
+    assert set(modes) == {(True, False)}
+    modes.clear()
+    assert train("free").any()
+    assert set(modes) == {(True, True)}
+
+
+def test_no_step_waits_for_the_device(toy_task: Task, make_context: MakeContext) -> None:
+    """Reading a number off a tensor stalls a GPU; an epoch does it once, not once a batch."""
+
+    class CountReads(TorchDispatchMode):
+        reads = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            if func.overloadpacket in WAITING:
+                self.reads += 1
+            return func(*args, **(kwargs or {}))
+
+    aten = torch.ops.aten
+    WAITING = (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.masked_select, aten._unique2)
+
+    def reads(batch_size: int) -> int:
+        config = TrainConfig(epochs=1, batch_size=batch_size, lr=0.05)
+        training = Training(linear(), toy_task, config, make_context(f"by_{batch_size}"))
+        training._prepare()
+        with CountReads() as counter:
+            training._steps()
+        return counter.reads
+
+    assert reads(60) == reads(5) == 1
+
+
+class Killed(BaseException):
+    """What ends a process between two epochs."""
+
+
+def with_dropout() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 2), nn.BatchNorm1d(2)
+    )
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    [
+        ("adam", {"scheduler": "plateau", "plateau_patience": 0}),
+        ("sgd", {"scheduler": "step", "milestones": (2, 4)}),
+        ("adamw", {"scheduler": "cosine"}),
+    ],
+)
+def test_resumed_training_is_bit_identical(
+    toy_task: Task, make_context: MakeContext, stop: int, optimizer: Any, schedule: dict[str, Any]
+) -> None:
+    config = TrainConfig(
+        epochs=6, batch_size=16, lr=0.01, optimizer=optimizer, patience=5, **schedule
+    )
+
+    def train(name: str, kill_after: int | None = None) -> tuple[Any, ...]:
+        ctx, model, executed = make_context(name), with_dropout(), []
+        training = Training(model, toy_task, config, ctx, where={"phase": 2})
+        save = ctx.save
+
+        def save_or_die(name: str, state: dict[str, Any]) -> None:
+            save(name, state)
+            executed.append(name)
+            if len(executed) == kill_after:
+                raise Killed
+
+        ctx.save = save_or_die  # type: ignore[method-assign]
+        trained = training.run()
+        table = [{k: v for k, v in row.items() if k != "seconds"} for row in history_rows(ctx.part)]
+        for row in table:
+            del row["record"]
+        return trained, model.state_dict(), table, ctx.part.image_passes, len(executed)
+
+    whole = train("whole")
+    with pytest.raises(Killed):
+        train("stopped", kill_after=stop)
+    resumed = train("stopped")
+    assert resumed[0] == whole[0]
+    assert all(torch.equal(resumed[1][name], value) for name, value in whole[1].items())
+    assert resumed[2:4] == whole[2:4]
+    assert (whole[4], resumed[4]) == (6, 6 - stop)
+
+
+def test_objective_state_survives_a_resume(toy_task: Task, make_context: MakeContext) -> None:
+    class Counting(CrossEntropy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+            self.steps += 1
+            return super().forward(model, batch)
+
+    config = TrainConfig(epochs=2, batch_size=30, lr=0.01)
+    first = Training(linear(), toy_task, config, make_context(), objective=Counting())
+    first.run()
+    again = Training(linear(), toy_task, config, make_context(), objective=Counting())
+    again.run()
+    assert float(again.loss.steps) == float(first.loss.steps) == 4
+
+
+def test_global_randomness_is_left_alone(toy_task: Task, make_context: MakeContext) -> None:
+    def train(name: str) -> dict[str, Tensor]:
+        model = with_dropout()
+        torch.manual_seed(seeds.pop())
+        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+        Training(model, toy_task, QUICK, make_context(name)).run()
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert np.array_equal(np.random.get_state()[1], before[1])
+        assert random.getstate() == before[2]
+        return model.state_dict()
+
+    seeds = [1, 2]
+    one, two = train("one"), train("two")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_seed_of_the_run_matters(toy_task: Task, make_context: MakeContext) -> None:
+    models = [linear(), linear()]
+    for seed, model in enumerate(models):
+        Training(model, toy_task, QUICK, make_context(f"seed_{seed}", seed=seed)).run()
+    assert not torch.equal(models[0][1].weight, models[1][1].weight)
