@@ -23,7 +23,7 @@ from bench.files import append_line
 from datasets.base import LoadedData
 from methods.prediction import EvalImages, predict_with
 
-AUDITED = ("wga", "avg", "auroc")
+AUDITED = ("wga", "avg", "auroc", "auroc_nonpatch")
 
 
 class AuditLink:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bench.audit import start_audit
 from bench.context import Part, RunContext, RunScope, history_rows, with_audit
+from bench.diagnostics import describe_tree
 from bench.evaluate import evaluate, partition_quality
 from bench.files import atomic_file, to_json
 from bench.plan import Job, backbone_spec
@@ -27,6 +28,7 @@ from datasets.catalogue import get_dataset
 from datasets.config import build_config
 from datasets.errors import BenchError
 from methods.base import Fitted, get_method
+from methods.nct.method import FittedTree
 from methods.prediction import EvalImages, predict
 
 
@@ -128,7 +130,10 @@ def _run(job: Job, machine: Machine, store: Store, report: Report) -> dict[str, 
     if fitted.partition is not None:
         labels = data.splits["train"].labels
         record["partition"] = partition_quality(fitted.partition.cpu(), labels.groups)
-    history = history_table(with_audit(history_rows(part), audit_folder))
+    rows = with_audit(history_rows(part), audit_folder)
+    if isinstance(fitted, FittedTree):
+        record["nct"] = describe_tree(fitted, data, rows)
+    history = history_table(rows)
     model = dict(fitted.module.state_dict()) if machine.keep_models else None
     store.write(record, history, predictions, model)
     store.forget_work(job.run_id)

@@ -38,6 +38,7 @@ class Facts:
         group_counts: expected samples per group and split; a split with no published counts is
             left out.
         label_digest: pinned digest of all labels, where the real files were at hand to pin it.
+        codes: short class names, for the names of leaves and for plots.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Facts:
     eval_transform: Transform
     alternates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     label_digest: str | None = None
+    codes: tuple[str, ...] = ()
 
     def fingerprint(self) -> str:
         """Hash the constants that say which samples carry which labels.

@@ -58,6 +58,7 @@ class Celeba(PhotoDataset):
             task="Hair color (binary)",
             spurious="Gender",
             classes=("not_blond", "blond"),
+            codes=("NB", "B"),
             groups=("not_blond_female", "not_blond_male", "blond_female", "blond_male"),
             metric="wga",
             counts={"train": 162_770, "val": 19_867, "test": 19_962},

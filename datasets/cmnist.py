@@ -98,6 +98,7 @@ class Cmnist(MnistDataset):
             task="Digit pair (5-class)",
             spurious="Color",
             classes=CLASSES,
+            codes=("0-1", "2-3", "4-5", "6-7", "8-9"),
             groups=tuple(f"{name}/{colour}" for name in CLASSES for colour in COLOURS),
             metric="wga",
             counts={"train": 54_000, "val": 6_000, "test": 10_000},

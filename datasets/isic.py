@@ -70,6 +70,7 @@ class Isic(PhotoDataset):
             task="Lesion diagnosis (binary)",
             spurious="Colored patches",
             classes=("benign", "malignant"),
+            codes=("Ben", "Mal"),
             groups=("benign_no_patch", "benign_patch", "malignant"),
             metric="auroc",
             counts={"train": 19_124, "val": 2_390, "test": 2_392} if published else {},

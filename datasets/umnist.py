@@ -89,6 +89,7 @@ class Umnist(MnistDataset):
             task="Digit range (binary)",
             spurious="Digit identity",
             classes=("digits_0_4", "digits_5_9"),
+            codes=("0-4", "5-9"),
             groups=DIGITS if config.groups == 10 else THREE,
             metric="wga",
             counts=COUNTS[config.protocol],

@@ -56,6 +56,7 @@ class Waterbirds(PhotoDataset):
             task="Bird type (binary)",
             spurious="Background",
             classes=("landbird", "waterbird"),
+            codes=("LB", "WB"),
             groups=(
                 "landbird_on_land",
                 "landbird_on_water",

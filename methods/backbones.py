@@ -7,6 +7,7 @@ it: both orders give the same values and gradients, and this one does less work.
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 import torch
@@ -77,7 +78,7 @@ def check_backbone(name: str) -> None:
         return
     timm = import_timm()
     if not timm.is_model(name):
-        near = timm.list_models(f"*{name}*")[:3]
+        near = difflib.get_close_matches(name, timm.list_models(), n=3)
         raise UsageError(
             f"unknown backbone '{name}'" + (f"; did you mean {', '.join(near)}?" if near else ""),
             "use lenet4, lenet5 or a timm model name such as resnet50 or resnet18",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from datasets.base import Task
 from datasets.errors import UsageError
 
-BUILT_IN = ("methods.erm",)
+BUILT_IN = ("methods.erm", "methods.nct.method")
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,13 @@ class Fitted(ABC):
         module: the network, for keeping its weights.
         partition: the group each training sample was inferred to belong to, if any.
         facts: what else belongs in the record, by name.
+        snapshots: the model at earlier iterations, for methods that go through several.
     """
 
     module: nn.Module
     partition: Tensor | None = None
     facts: dict[str, Any]
+    snapshots: tuple[Fitted, ...] = ()
 
     @abstractmethod
     def logits(self, images: Tensor) -> Tensor:

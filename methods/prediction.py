@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -41,16 +42,23 @@ class EvalImages:
 
 def predict(function: Callable[[Tensor], Tensor], images: EvalImages) -> Tensor:
     """Apply a function to every batch and return the results in order, on the CPU."""
-    with torch.inference_mode():
+    with torch.no_grad():
         return torch.cat([function(batch).float() for batch in images]).cpu()
 
 
 def predict_with(module: nn.Module, images: EvalImages) -> Tensor:
     """Run a module over a split in evaluation mode, and leave its mode as it was."""
+    with evaluation_mode(module):
+        return predict(module, images)
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode for a while, then every part back into its own."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        return predict(module, images)
+        yield
     finally:
         for part, training in modes.items():
             part.training = training

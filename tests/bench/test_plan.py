@@ -214,7 +214,14 @@ def test_a_job_carries_only_the_overrides_that_concern_it() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seeds"),
-    [("1", (0,)), ("3", (0, 1, 2)), ("3,7", (3, 7)), ("3,", (3,)), ("7, 3,7", (7, 3)), ("0,", (0,))],
+    [
+        ("1", (0,)),
+        ("3", (0, 1, 2)),
+        ("3,7", (3, 7)),
+        ("3,", (3,)),
+        ("7, 3,7", (7, 3)),
+        ("0,", (0,)),
+    ],
 )
 def test_seeds(text: str, seeds: tuple[int, ...]) -> None:
     assert parse_seeds(text) == seeds

@@ -137,7 +137,19 @@ class TestTheWalk:
 
     @pytest.mark.parametrize(
         "hiding_place",
-        "tensor array list mapping one_hot bytes view closure generator frame global".split(),
+        [
+            "tensor",
+            "array",
+            "list",
+            "mapping",
+            "one_hot",
+            "bytes",
+            "view",
+            "closure",
+            "generator",
+            "frame",
+            "global",
+        ],
     )
     def test_hiding_places(
         self, runs: Any, hiding_place: str, monkeypatch: pytest.MonkeyPatch
@@ -319,7 +331,9 @@ class TestAudit:
         with pytest.raises(ValueError, match="by design") as caught:
             link.look("run", {}, torch.zeros(len(data.splits["val"]), 5), model, refuse)
         link.close()
-        frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+        frames = [
+            frame.f_code.co_name for frame, _ in traceback.walk_tb(caught.value.__traceback__)
+        ]
         assert "look" in frames and "work" not in frames
         assert caught.value.__context__ is None
         assert "in refuse" in caught.value.__notes__[0]

@@ -27,9 +27,33 @@ from methods.training import Training
 METHODS = dict(load_methods())
 BUILT_IN = [name for name, m in METHODS.items() if type(m).__module__.startswith("methods.")]
 DIGITS = ("umnist", "cmnist")
-RECORD = """schema_version run_id status method method_version supervision dataset protocol
-    data_fingerprint standin quick preset overrides variant config seed seed_tree selection stages
-    peak_memory_bytes device threads environment git metrics""".split()
+RECORD = [
+    "schema_version",
+    "run_id",
+    "status",
+    "method",
+    "method_version",
+    "supervision",
+    "dataset",
+    "protocol",
+    "data_fingerprint",
+    "standin",
+    "quick",
+    "preset",
+    "overrides",
+    "variant",
+    "config",
+    "seed",
+    "seed_tree",
+    "selection",
+    "stages",
+    "peak_memory_bytes",
+    "device",
+    "threads",
+    "environment",
+    "git",
+    "metrics",
+]
 STAGE = {"name", "key", "seconds_standalone", "seconds_marginal", "image_passes", "reused"}
 METRICS = {"wga", "avg", "avg_train_weighted", "group_accuracy", "group_count"}
 HISTORY = ["stage", "iteration", "phase", "epoch", "loss", "selection"]

@@ -19,6 +19,15 @@ SIDE = 8
 SIZES = {"train": 60, "val": 40, "test": 30}
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """On images this small a second thread costs more than it gives."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def toy_split(size: int, generator: torch.Generator) -> LabelledSplit:
     """Bright images against dark ones; the group is the class and a coin."""
     y = torch.arange(size) % 2
@@ -65,9 +74,7 @@ def _say_nothing(progress: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def make_context(
-    tmp_path: Path, toy_data: LoadedData
-) -> Iterator[Callable[..., RunContext]]:
+def make_context(tmp_path: Path, toy_data: LoadedData) -> Iterator[Callable[..., RunContext]]:
     """Contexts of the real kind; the same name is the same folder, and so resumes."""
     links: list[AuditLink] = []
 

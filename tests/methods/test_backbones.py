@@ -43,11 +43,11 @@ def relu_before_pool(backbone: Backbone) -> nn.Sequential:
     """The published order, with the same weights."""
     assert isinstance(backbone.body, nn.Sequential)
     layers = list(backbone.body)
-    for i, layer in enumerate(layers):
-        if isinstance(layer, nn.MaxPool2d):
-            assert isinstance(layers[i + 1], nn.ReLU)
-            layers[i : i + 2] = [layers[i + 1], layers[i]]
-            layers[i + 1] = layer
+    pools = [i for i, layer in enumerate(layers) if isinstance(layer, nn.MaxPool2d)]
+    assert len(pools) == 2
+    for i in pools:
+        assert isinstance(layers[i + 1], nn.ReLU)
+        layers[i], layers[i + 1] = layers[i + 1], layers[i]
     return nn.Sequential(*layers)
 
 
@@ -90,8 +90,8 @@ def test_initialisation_depends_on_the_seed_alone(
 
 def test_unknown_name_suggests_near_ones() -> None:
     check_backbone("resnet18")
-    with pytest.raises(UsageError, match=r"unknown backbone 'resnet1'; did you mean resnet1\w+"):
-        check_backbone("resnet1")
+    with pytest.raises(UsageError, match="unknown backbone 'resnt18'; did you mean resnet18,"):
+        check_backbone("resnt18")
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,9 @@ def test_optimizer_takes_a_step_as_torch_does(name: Any, kind: type) -> None:
 
 def test_groups_without_a_rate_take_the_configured_one() -> None:
     body, head = nn.Linear(2, 2), nn.Linear(2, 2)
-    groups = ({"params": part.parameters(), **rate} for part, rate in ((body, {"lr": 1e-4}), (head, {})))
+    groups = (
+        {"params": part.parameters(), **rate} for part, rate in ((body, {"lr": 1e-4}), (head, {}))
+    )
     optimizer = build_optimizer(TrainConfig(lr=0.5), groups)
     assert [group["lr"] for group in optimizer.param_groups] == [1e-4, 0.5]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,9 @@ def test_non_finite_loss_names_epoch_and_rate(toy_task: Task, make_context: Make
     training = Training(
         linear(), toy_task, QUICK, make_context(), name="stage_one", objective=Poisoned()
     )
-    with pytest.raises(NonFiniteLoss, match=r"nan in epoch 1 of 'stage_one' \(lr 0\.05\)") as raised:
+    with pytest.raises(
+        NonFiniteLoss, match=r"nan in epoch 1 of 'stage_one' \(lr 0\.05\)"
+    ) as raised:
         training.run()
     assert raised.value.kind == "non_finite_loss"
     assert "learning rate" in raised.value.remedy
@@ -131,11 +134,9 @@ def test_selection_observes_the_model_in_training(
         asked.append(outputs)
         return 0.0
 
-    Training(
-        second, toy_task, QUICK, make_context("two"), select=Selection("checked", score)
-    ).run()
+    Training(second, toy_task, QUICK, make_context("two"), select=Selection("checked", score)).run()
     assert len(asked) == 4
-    assert all(not torch.equal(a, b) for a, b in zip(asked, asked[1:], strict=False))
+    assert all(not torch.equal(a, b) for a, b in pairwise(asked))
 
 
 VALUES = [1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0]
@@ -215,9 +216,7 @@ def test_every_sample_is_visited_once_in_another_order(
     assert not torch.equal(first, second)
 
 
-def test_parameter_groups_bring_their_own_rates(
-    toy_task: Task, make_context: MakeContext
-) -> None:
+def test_parameter_groups_bring_their_own_rates(toy_task: Task, make_context: MakeContext) -> None:
     model = normalised()
     before = {name: value.clone() for name, value in model.named_parameters()}
     groups = [{"params": model[1].parameters(), "lr": 0.0}, {"params": model[3].parameters()}]
@@ -241,9 +240,7 @@ def test_set_mode_can_keep_parts_frozen(toy_task: Task, make_context: MakeContex
 
     def train(name: str, **options: Any) -> Tensor:
         model = normalised()
-        Training(
-            model, toy_task, QUICK, make_context(name), objective=Watching(), **options
-        ).run()
+        Training(model, toy_task, QUICK, make_context(name), objective=Watching(), **options).run()
         statistics: Tensor = model[2].running_mean
         return statistics
 
@@ -266,7 +263,13 @@ def test_no_step_waits_for_the_device(toy_task: Task, make_context: MakeContext)
             return func(*args, **(kwargs or {}))
 
     aten = torch.ops.aten
-    WAITING = (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.masked_select, aten._unique2)
+    WAITING = (
+        aten._local_scalar_dense,
+        aten.nonzero,
+        aten.equal,
+        aten.masked_select,
+        aten._unique2,
+    )
 
     def reads(batch_size: int) -> int:
         config = TrainConfig(epochs=1, batch_size=batch_size, lr=0.05)

@@ -1,0 +1,102 @@
+"""How deep the tree should be: the pseudo worst-group accuracy and the Wilson tolerance rule.
+
+Neither reads a group label: the groups are those the tree itself predicts, at the granularity of
+iteration 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from methods.metrics import auroc, group_accuracy
+from methods.nct.tree import class_logits, class_of
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A pseudo-metric: its value (between 0 and 1) and the size of the group that attains it."""
+
+    value: float
+    n_worst: int
+
+
+def pseudo_wga(
+    leaf_logits: Tensor, y: Tensor, depth: int, groups: Tensor | None = None, smallest: int = 1
+) -> Proxy:
+    """Lowest validation accuracy over iteration-2 groups (pWGA_2).
+
+    Groups are the iteration-2 ancestors of the predicted leaves, or those given (each sample's own
+    routed label, say). Groups with fewer than `smallest` samples are left out.
+    """
+    leaf = leaf_logits.argmax(dim=1)
+    own = leaf // 2 ** (depth - 2) if groups is None else groups
+    accuracy, sizes = group_accuracy(class_of(leaf, depth), y, own, int(own.max()) + 1)
+    accuracy = torch.where(sizes >= smallest, accuracy, torch.nan)
+    if accuracy.isnan().all():
+        return Proxy(0.0, 0)
+    worst = int(accuracy.nan_to_num(nan=math.inf).argmin())
+    return Proxy(float(accuracy[worst]) / 100, int(sizes[worst]))
+
+
+def pseudo_auroc(leaf_logits: Tensor, y: Tensor, depth: int) -> Proxy:
+    """Lowest AUROC of one iteration-2 benign group against all positives.
+
+    The paper names a pseudo-AUROC without defining it. Here, as in the true metric, the positives
+    are all positives; negatives are grouped by the better of their two benign iteration-2 nodes,
+    so that every negative is in exactly one group, misclassified or not.
+    """
+    scores = class_logits(leaf_logits, 2)
+    score = scores[:, 1] - scores[:, 0]
+    benign = leaf_logits.view(len(y), 2, 2, 2 ** (depth - 2)).amax(dim=3)[:, 0].argmax(dim=1)
+    pairs = []
+    for node in range(2):
+        keep = (y == 1) | ((y == 0) & (benign == node))
+        value = auroc(score[keep], y[keep])
+        if not math.isnan(value):
+            pairs.append(Proxy(value, int(keep.sum())))
+    return min(pairs, key=lambda proxy: proxy.value, default=Proxy(0.0, 0))
+
+
+def tolerance(best: float, n_worst: int, z: float) -> float:
+    """How far below the running best an iteration may fall: z sqrt(p (1 - p) / n)."""
+    return z * math.sqrt(best * (1 - best) / n_worst) if n_worst else 0.0
+
+
+@dataclass(frozen=True)
+class DepthChoice:
+    """Which iteration is the model, and why."""
+
+    iteration: int
+    argmax_iteration: int
+    reason: str
+    stopped: bool
+
+
+def choose_depth(proxies: dict[int, Proxy], z: float) -> DepthChoice:
+    """Apply the rule to the iterations trained so far (those from 2 on).
+
+    An iteration is kept as the operating depth while its proxy stays within the tolerance of the
+    best before it; at the first failure deepening stops and the best iteration is returned.
+    """
+    if not proxies:
+        return DepthChoice(1, 1, "only iteration 1 was trained", stopped=False)
+    iterations = sorted(proxies)
+    best = iterations[0]
+    operating = best
+    for t in iterations[1:]:
+        allowed = tolerance(proxies[best].value, proxies[t].n_worst, z)
+        if proxies[t].value < proxies[best].value - allowed:
+            reason = (
+                f"iteration {t} fell to {proxies[t].value:.3f}, more than {allowed:.3f} below the "
+                f"best, {proxies[best].value:.3f} at iteration {best}"
+            )
+            return DepthChoice(best, best, reason, stopped=True)
+        operating = t
+        if proxies[t].value > proxies[best].value:
+            best = t
+    reason = f"iteration {operating} stayed within the tolerance of the best"
+    return DepthChoice(operating, best, reason, stopped=False)

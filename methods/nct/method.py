@@ -1,0 +1,245 @@
+"""NCT: neural classification trees.
+
+Paper: Garg et al., Discovering Latent Groups for Robust Classification; the authors' code was not
+    available. Supervision: none (T no, V no), and the partition is visible at inference (I yes).
+Deviations: none known from the text. Where it is silent or contradicts itself, each reading is a
+    config value: phi of a linear head is a linear layer of its own; the decay factor divides the
+    rates once per iteration; optimiser, schedule and patience are new in each phase and the best
+    checkpoint of phase 2 is the iteration's; samples are routed on augmented images; on CMNIST
+    phase 2 does not stop early and the rate is constant. The pseudo-AUROC is our definition.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from datasets.base import Task
+from methods.backbones import build_backbone
+from methods.base import Context, Fitted, Method, Supervision, register
+from methods.nct.config import NctConfig
+from methods.nct.depth import Proxy, choose_depth, pseudo_auroc, pseudo_wga, tolerance
+from methods.nct.loss import NodeLoss, node_bce
+from methods.nct.routing import predicted_leaves, route
+from methods.nct.sampling import node_sampler, node_weights
+from methods.nct.tree import Tree, class_logits
+from methods.prediction import EvalImages, predict_with
+from methods.presets import preset_config
+from methods.selection import Selection
+from methods.training import Trained, Training, isolated_randomness
+
+
+class FittedTree(Fitted):
+    """A trained tree: the classifier and the partition at once."""
+
+    def __init__(self, tree: Tree, partition: Tensor, facts: dict[str, Any]) -> None:
+        self.module = self.tree = tree
+        self.partition = partition
+        self.facts = facts
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Score each class by its best leaf."""
+        return class_logits(self.tree(images), self.tree.classes)
+
+    def leaf(self, images: Tensor) -> Tensor:
+        """Name the leaf of each image."""
+        return self.leaf_logits(images).argmax(dim=1)
+
+    def leaf_logits(self, images: Tensor) -> Tensor:
+        """Score every leaf; merged ones are minus infinity."""
+        logits: Tensor = self.tree(images)
+        return logits
+
+
+@dataclass
+class Iteration:
+    """What one iteration left behind."""
+
+    tree: Tree
+    labels: Tensor
+    trained: Trained
+    facts: dict[str, Any]
+
+
+@dataclass
+class Growth:
+    """The growing of one tree on one task."""
+
+    task: Task
+    config: NctConfig
+    ctx: Context
+    done: list[Iteration] = field(default_factory=list)
+    proxies: dict[int, Proxy] = field(default_factory=dict)
+    routed_val: Tensor | None = None
+
+    def run(self) -> FittedTree:
+        """Grow level by level until the depth rule or the configuration says stop."""
+        with isolated_randomness(self.ctx.seed("nct", "backbone"), self.ctx.device):
+            backbone = build_backbone(self.task.backbone, self.task.channels)
+        tree = Tree(backbone, len(self.task.classes))
+        choice = choose_depth({}, self.config.z)
+        labels, counts = self.task.train.y, torch.bincount(self.task.train.y)
+        merged: tuple[int, ...] = ()
+        for t in range(1, self.config.iterations + 1):
+            if t > 1:
+                predicted = predicted_leaves(tree, self.task, self.ctx, self.config.routing_images)
+                nodes = len(tree.leaves.active)
+                routed = route(labels, predicted, nodes, self.config.min_samples)
+                labels, counts, merged = routed.labels, routed.counts, routed.merged
+            self._grow(tree, counts)
+            trained = self._train(tree, labels, counts)
+            self._finish(tree, labels, counts, merged, trained)
+            choice = choose_depth(self.proxies, self.config.z)
+            if choice.stopped and self.config.depth_rule:
+                break
+        chosen = choice.iteration if self.config.depth_rule else len(self.done)
+        facts = {
+            "chosen_iteration": chosen,
+            "argmax_iteration": choice.argmax_iteration,
+            "stop_reason": choice.reason if self.config.depth_rule else "depth rule off",
+            "iterations": [iteration.facts for iteration in self.done],
+        }
+        best = self.done[chosen - 1]
+        selection = best.trained.as_facts()
+        fitted = FittedTree(best.tree, best.labels, {"selection": selection, "nct": facts})
+        fitted.snapshots = tuple(FittedTree(it.tree, it.labels, {}) for it in self.done)
+        return fitted
+
+    def _grow(self, tree: Tree, counts: Tensor) -> None:
+        config = self.config
+        with isolated_randomness(self.ctx.seed("nct", "heads", tree.depth), self.ctx.device):
+            heads = tree.grow(
+                config.hidden, config.dropout, config.heads, config.first_head == "mlp"
+            )
+        heads.active.copy_(counts > 0)
+        tree.to(self.ctx.device)
+
+    def _train(self, tree: Tree, labels: Tensor, counts: Tensor) -> Trained:
+        """Train the new level: its heads alone first, then everything."""
+        config, t = self.config, tree.depth
+        weighted = config.sampling == "class_weights" and t > 1
+        weights = node_weights(counts, config.weight_cap) if weighted else torch.ones(len(counts))
+        trained = None
+        for phase, epochs in enumerate(config.phase_epochs(t), start=1):
+            if epochs == 0:
+                continue
+            frozen = phase == 1
+            trained = Training(
+                tree,
+                self.task,
+                config.phase(t, phase),
+                self.ctx,
+                name=f"nct-{t}-{phase}",
+                sampler=node_sampler(labels, counts, config.sampling),
+                objective=NodeLoss(labels, weights, config.aux_weight, frozen),
+                parameters=self._parameters(tree, frozen),
+                select=self._selection(tree),
+                classify=lambda leaves: class_logits(leaves, tree.classes),
+                set_mode=_new_heads_only if frozen else nn.Module.train,
+                where={"iteration": t, "phase": phase},
+            ).run()
+        assert trained is not None
+        return trained
+
+    def _parameters(self, tree: Tree, frozen: bool) -> list[dict[str, Any]]:
+        backbone_lr, head_lr = self.config.rates(tree.depth)
+        if frozen:
+            return [{"params": list(tree.leaves.parameters()), "lr": head_lr}]
+        return [
+            {"params": list(tree.levels.parameters()), "lr": head_lr},
+            {"params": list(tree.backbone.parameters()), "lr": backbone_lr},
+        ]
+
+    def _selection(self, tree: Tree) -> Selection:
+        """Validation loss at iteration 1, where no partition exists; the proxy afterwards."""
+        y, t = self.task.val.y, tree.depth
+        if t == 1:
+            everywhere = torch.ones(tree.classes)
+            return Selection(
+                "val_loss",
+                lambda logits: float(node_bce(logits, y, everywhere).mean()),
+                higher_is_better=False,
+            )
+        rule = "pseudo_auroc" if self.task.metric == "auroc" else "pwga2"
+        return Selection(rule, lambda logits: self._proxy(logits, t).value)
+
+    def _proxy(self, leaf_logits: Tensor, t: int) -> Proxy:
+        y = self.task.val.y
+        if self.task.metric == "auroc":
+            return pseudo_auroc(leaf_logits, y, t)
+        own = self.routed_val if self.config.pwga == "routed" else None
+        return pseudo_wga(leaf_logits, y, t, own, self.config.min_group)
+
+    def _finish(
+        self, tree: Tree, labels: Tensor, counts: Tensor, merged: tuple[int, ...], trained: Trained
+    ) -> None:
+        """Keep the iteration's model and what the depth rule needs to know of it."""
+        t, y = tree.depth, self.task.val.y
+        val = EvalImages(self.task.val.images, self.task.eval_transform)
+        logits = predict_with(tree, val)
+        self.ctx.count_passes(len(y))
+        facts: dict[str, Any] = {
+            "t": t,
+            "node_counts": counts.tolist(),
+            "merged": list(merged),
+            "trained": trained.as_facts(),
+        }
+        if t == 1:
+            self.routed_val = 2 * y + (logits.argmax(dim=1) != y).long()
+        else:
+            before = max((proxy.value for proxy in self.proxies.values()), default=None)
+            proxy = self.proxies[t] = self._proxy(logits, t)
+            facts |= {
+                "pwga2": proxy.value,
+                "pwga2_routed": pseudo_wga(logits, y, t, self.routed_val).value,
+                "n_worst": proxy.n_worst,
+                "tolerance": None
+                if before is None
+                else tolerance(before, proxy.n_worst, self.config.z),
+            }
+        self.done.append(Iteration(copy.deepcopy(tree), labels, trained, facts))
+
+
+def _new_heads_only(model: nn.Module) -> None:
+    """Train the last level; everything above it stays in evaluation mode."""
+    assert isinstance(model, Tree)
+    model.eval()
+    model.leaves.train()
+
+
+@register("nct", version=1, config=NctConfig)
+class Nct(Method):
+    """Grow a tree of easy and hard heads."""
+
+    def supervision(self, config: NctConfig) -> Supervision:
+        """See no groups at all, and show the discovered ones."""
+        return Supervision(interpretable=True)
+
+    def fit(self, task: Task, config: NctConfig, ctx: Context) -> Fitted:
+        """Train iteration by iteration."""
+        return Growth(task, config, ctx).run()
+
+    def search_space(self, trial: Any, task: Task) -> NctConfig:
+        """Search the paper's ranges."""
+        preset: NctConfig = preset_config(self, task.name)
+        return replace(
+            preset,
+            backbone_lr=trial.suggest_float("backbone_lr", 1e-6, 1e-2, log=True),
+            head_lr=trial.suggest_float("head_lr", 1e-6, 1e-2, log=True),
+            lr_decay_factor=trial.suggest_float("lr_decay_factor", 1.0, 3.0),
+            weight_decay=trial.suggest_float("weight_decay", 1e-5, 2.0, log=True),
+            hidden=trial.suggest_int("hidden", 16, 128),
+            dropout=trial.suggest_float("dropout", 0.0, 0.5),
+            phase1_ratio=(
+                preset.phase1_ratio[0],
+                *(trial.suggest_float(f"phase1_ratio_{t}", 0.0, 0.9) for t in (2, 3)),
+            ),
+            aux_weight=trial.suggest_float("aux_weight", 0.0, 2.0),
+            sampling=trial.suggest_categorical(
+                "sampling", ["class_weights", "downsample", "geomean"]
+            ),
+        )
