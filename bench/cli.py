@@ -17,6 +17,7 @@ VERBS = {
     "run": ("bench.commands.run", "run methods on datasets and print the table"),
     "status": ("bench.commands.status", "what is done, running, failed"),
     "show": ("bench.commands.show", "one run in full"),
+    "explain": ("bench.commands.explain", "route images through a trained tree"),
     "report": ("bench.commands.reporting", "measured numbers beside the paper's"),
 }
 EXAMPLES = {
@@ -41,6 +42,11 @@ EXAMPLES = {
 """,
     "status": "example:\n  python -m bench status --methods erm --datasets umnist --seeds 5\n",
     "show": "example:\n  python -m bench show erm-umnist-s0 --json\n",
+    "explain": """examples (of a run made with --keep-models):
+  python -m bench explain nct-cmnist-s0 --index 60003,60017
+  python -m bench explain nct-cmnist-s0 --images seven.png --json
+  python -m bench explain nct-cmnist-s0 --picture tree.png
+""",
     "report": "example:\n  python -m bench report --out report\n",
 }
 

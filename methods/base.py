@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from datasets.base import Task
+from datasets.base import BackboneSpec, Task
 from datasets.errors import UsageError
 
 BUILT_IN = ("methods.erm", "methods.nct.method")
@@ -115,6 +115,15 @@ class Fitted(ABC):
         return None
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What has to be known to build a network again: its backbone, its input, its classes."""
+
+    backbone: BackboneSpec
+    channels: int
+    classes: int
+
+
 class Method(ABC):
     """One method; instances hold no state."""
 
@@ -133,6 +142,10 @@ class Method(ABC):
     @abstractmethod
     def search_space(self, trial: Any, task: Task) -> Any:
         """Draw a configuration from an Optuna trial."""
+
+    def revive(self, shape: Shape, config: Any, weights: dict[str, Tensor]) -> Fitted:
+        """Build the fitted model again from kept weights; methods with a plain network do."""
+        raise UsageError(f"models of {self.name} cannot be loaded again")
 
 
 METHODS: dict[str, Method] = {}

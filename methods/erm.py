@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from datasets.base import Task
-from methods.backbones import build_classifier
-from methods.base import Context, Fitted, Method, StageResult, register
+from methods.backbones import Classifier, build_backbone, build_classifier
+from methods.base import Context, Fitted, Method, Shape, StageResult, register
 from methods.optimisation import TrainConfig
 from methods.presets import preset_config
 from methods.training import Training
@@ -60,6 +60,12 @@ class Erm(Method):
     def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
         """Train one network on all samples alike."""
         return train_erm(task, config, ctx)
+
+    def revive(self, shape: Shape, config: ErmConfig, weights: dict[str, Tensor]) -> Fitted:
+        """Fill a network of the same shape."""
+        model = Classifier(build_backbone(shape.backbone, shape.channels), shape.classes)
+        model.load_state_dict(weights)
+        return FittedClassifier(model.eval(), {})
 
     def search_space(self, trial: Any, task: Task) -> ErmConfig:
         """Search the rates; the rest is the preset's."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from datasets.base import Task
 from methods.backbones import build_backbone
-from methods.base import Context, Fitted, Method, Supervision, register
+from methods.base import Context, Fitted, Method, Shape, Supervision, register
 from methods.nct.config import NctConfig
 from methods.nct.depth import Proxy, choose_depth, pseudo_auroc, pseudo_wga, tolerance
 from methods.nct.loss import NodeLoss, node_bce
@@ -36,7 +36,7 @@ from methods.training import Trained, Training, isolated_randomness
 class FittedTree(Fitted):
     """A trained tree: the classifier and the partition at once."""
 
-    def __init__(self, tree: Tree, partition: Tensor, facts: dict[str, Any]) -> None:
+    def __init__(self, tree: Tree, partition: Tensor | None, facts: dict[str, Any]) -> None:
         self.module = self.tree = tree
         self.partition = partition
         self.facts = facts
@@ -222,6 +222,15 @@ class Nct(Method):
     def fit(self, task: Task, config: NctConfig, ctx: Context) -> Fitted:
         """Train iteration by iteration."""
         return Growth(task, config, ctx).run()
+
+    def revive(self, shape: Shape, config: NctConfig, weights: dict[str, Tensor]) -> Fitted:
+        """Grow a tree of the kept depth and fill it."""
+        tree = Tree(build_backbone(shape.backbone, shape.channels), shape.classes)
+        depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("levels."))
+        for _ in range(depth):
+            tree.grow(config.hidden, config.dropout, config.heads, config.first_head == "mlp")
+        tree.load_state_dict(weights)
+        return FittedTree(tree.eval(), None, {})
 
     def search_space(self, trial: Any, task: Task) -> NctConfig:
         """Search the paper's ranges."""

@@ -378,17 +378,21 @@ def test_two_launchers_share_a_grid(
             assert text.count(f"start  {run_id}") <= 1
 
 
-def test_network_from_timm_learns_from_jpeg_files(tmp_path: Path, cli: Any) -> None:
-    standins.write("waterbirds", tmp_path / "data", size=160)
+def test_network_from_timm_learns_from_jpeg_files(
+    tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One thread: on a busy machine two of them mostly wait for each other.
+    monkeypatch.setattr("bench.launch.local._cores", lambda: 1)
+    folder = standins.write("waterbirds", tmp_path / "data", size=120)
     settings = (
         *("backbone.name=resnet18", "backbone.pretrained=false", "waterbirds.resolution=64"),
         *("erm.optimizer=adam", "erm.lr=0.001", "erm.weight_decay=0", "erm.batch_size=16"),
-        *("erm.epochs=4", "erm.selection=last"),
+        *("erm.epochs=3", "erm.selection=last"),
     )
     words = grid(tmp_path / "data", tmp_path / "results", "--seeds", "1", datasets="waterbirds")
     told = cli(*words, "--set", *settings)
     assert told.code == 0, told.err
-    assert "decoding waterbirds train: 160/160" in told.err
+    assert len(list((folder / ".decoded").glob("waterbirds-*.u8"))) == 3
     (run,) = Store(tmp_path / "results").records()
     table = predictions(tmp_path / "results", run["run_id"])
     test = table[table["split"] == "test"]
