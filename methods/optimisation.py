@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from datasets.errors import UsageError
+from methods.selection import RuleName
 
 Schedule = lr_scheduler.LRScheduler | lr_scheduler.ReduceLROnPlateau | None
 
@@ -43,7 +44,7 @@ class TrainConfig:
     decay: float = 0.1
     plateau_patience: int = 5
     patience: int = 0
-    selection: str = "val_avg"
+    selection: RuleName = "val_avg"
 
     def __post_init__(self) -> None:
         demand(self.epochs >= 1, f"epochs must be at least 1 but got {self.epochs}")

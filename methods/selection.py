@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from torch import Tensor
 from torch.nn import functional
@@ -41,11 +42,14 @@ class Selection:
         return new > best if self.higher_is_better else new < best
 
 
-RULES = ("val_avg", "val_loss", "val_auroc", "val_wga", "val_worst_auroc", "last")
+RuleName = Literal["val_avg", "val_loss", "val_auroc", "val_wga", "val_worst_auroc", "last"]
+RULES: tuple[str, ...] = get_args(RuleName)
 
 
 def selection(rule: str, task: Task) -> Selection:
     """Build the rule of that name for a task."""
+    if rule.endswith("auroc") and len(task.classes) != 2:
+        raise UsageError(f"{rule} needs two classes but {task.name} has {len(task.classes)}")
     y = task.val.y
     if rule == "val_avg":
         return Selection(rule, lambda logits: accuracy(logits.argmax(1), y))

@@ -125,7 +125,8 @@ class Training:
         self.draw = self.sampler or shuffled(len(self.task.train))
         self.rule = self.select or selection(self.config.selection, self.task)
         self.model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = build_optimizer(self.config, self.parameters or self.model)
+        groups = self.model if self.parameters is None else self.parameters
+        self.optimizer = build_optimizer(self.config, groups)
         self.schedule = build_schedule(self.config, self.optimizer, self.rule.higher_is_better)
         self.labels = self.task.train.y.to(device)
         self.val = EvalImages(self.task.val.images, self.task.eval_transform)

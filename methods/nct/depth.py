@@ -68,7 +68,7 @@ def tolerance(best: float, n_worst: int, z: float) -> float:
 
 @dataclass(frozen=True)
 class DepthChoice:
-    """Which iteration is the model, and why."""
+    """Which iteration is the model, which one has the highest proxy, and why."""
 
     iteration: int
     argmax_iteration: int
@@ -85,6 +85,7 @@ def choose_depth(proxies: dict[int, Proxy], z: float) -> DepthChoice:
     if not proxies:
         return DepthChoice(1, 1, "only iteration 1 was trained", stopped=False)
     iterations = sorted(proxies)
+    highest = max(iterations, key=lambda t: proxies[t].value)
     best = iterations[0]
     operating = best
     for t in iterations[1:]:
@@ -94,9 +95,9 @@ def choose_depth(proxies: dict[int, Proxy], z: float) -> DepthChoice:
                 f"iteration {t} fell to {proxies[t].value:.3f}, more than {allowed:.3f} below the "
                 f"best, {proxies[best].value:.3f} at iteration {best}"
             )
-            return DepthChoice(best, best, reason, stopped=True)
+            return DepthChoice(best, highest, reason, stopped=True)
         operating = t
         if proxies[t].value > proxies[best].value:
             best = t
     reason = f"iteration {operating} stayed within the tolerance of the best"
-    return DepthChoice(operating, best, reason, stopped=False)
+    return DepthChoice(operating, highest, reason, stopped=False)

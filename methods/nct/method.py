@@ -187,6 +187,7 @@ class Growth:
             "node_counts": counts.tolist(),
             "merged": list(merged),
             "trained": trained.as_facts(),
+            **dict.fromkeys(("pwga2", "pwga2_routed", "n_worst", "tolerance")),  # from t = 2 on
         }
         if t == 1:
             self.routed_val = 2 * y + (logits.argmax(dim=1) != y).long()

@@ -18,8 +18,7 @@ def enrichment(aligned: float, error: float) -> float:
     Returns:
         P(a != y | prediction wrong).
     """
-    if not (0 < aligned < 1 and 0 <= error < 1):
-        raise ValueError(f"need 0 < aligned < 1 and 0 <= error < 1, got {aligned} and {error}")
+    _check_shares(aligned, error)
     minority = (1 - error) * (1 - aligned)
     return minority / (error * aligned + minority)
 
@@ -31,6 +30,7 @@ def class_enrichment(aligned: float, error: float, classes: int) -> float:
     probability 1 / (C - 1), so the minority's error rate is 1 - error / (C - 1); C = 2 gives
     `enrichment`.
     """
+    _check_shares(aligned, error)
     if classes < 2:
         raise ValueError(f"classes must be at least 2 but got {classes}")
     minority = (1 - error / (classes - 1)) * (1 - aligned)
@@ -50,3 +50,8 @@ def approximation_gap(spurious: float, core: float) -> float:
     if spurious < 0 or core <= 0:
         raise ValueError(f"need spurious >= 0 and core > 0, got {spurious} and {core}")
     return float(norm.cdf(-core) - norm.cdf(-((spurious**2 + core**2) ** 0.5)))
+
+
+def _check_shares(aligned: float, error: float) -> None:
+    if not (0 < aligned < 1 and 0 <= error < 1):
+        raise ValueError(f"need 0 < aligned < 1 and 0 <= error < 1, got {aligned} and {error}")

@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from bench.execute import Machine, execute
+from bench.execute import Machine, execute, load_data
 from bench.plan import Job, Request, expand
+from datasets.base import LoadedData
 from datasets.standins import write
 from methods.base import METHODS, Method, load_methods, register
 
@@ -44,7 +45,7 @@ class Runs:
 
     data_root: Path
     home: Path
-    made: dict[tuple[Any, ...], Run] = field(default_factory=dict)
+    made: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def job(
         self, method: str, dataset: str, seed: int = 0, overrides: Mapping[str, str] | None = None
@@ -63,7 +64,8 @@ class Runs:
         key = (method, dataset, seed, results)
         if key not in self.made:
             self.made[key] = self.execute(self.job(method, dataset, seed), results)
-        return self.made[key]
+        run: Run = self.made[key]
+        return run
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +79,12 @@ def standin_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def runs(standin_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(standin_root, tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(params=["umnist", "cmnist"])
+def data(request: pytest.FixtureRequest, runs: Runs) -> LoadedData:
+    """All of a dataset, as only the harness sees it."""
+    return load_data(runs.job("erm", request.param), runs.data_root)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets.base import LoadedData
+from datasets.base import BackboneSpec, LoadedData, Task
 
 PROJECT = ("bench", "methods", "datasets")
 FORMATS = ("i1", "i2", "i4", "i8", "f2", "f4", "f8")
@@ -50,6 +50,12 @@ class Secrets:
         for pattern, name in self.patterns.items():
             if len(pattern) <= len(content) and pattern in content:
                 yield name
+
+
+def task_of(data: LoadedData, train_groups: bool = False, val_groups: bool = False) -> Task:
+    """Show a dataset as a tier may see it."""
+    spec = BackboneSpec(data.facts.backbone)
+    return data.task(spec, train_groups=train_groups, val_groups=val_groups)
 
 
 def secrets_of(data: LoadedData, *, train_groups: bool, val_groups: bool) -> Secrets:

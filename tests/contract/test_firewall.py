@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import pickle
 import threading
 import traceback
 from collections.abc import Iterator
@@ -15,16 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from reference_walk import Secrets, secrets_of, walk
-from scipy.stats import ks_2samp
+from reference_walk import Secrets, secrets_of, task_of, walk
 from torch import Tensor, nn
 
 import methods.erm
 from bench.audit import start_audit
 from bench.execute import load_data
-from bench.plan import backbone_spec
-from datasets.base import GroupLabelsHidden, LoadedData, Task
-from datasets.catalogue import get_dataset
+from datasets.base import LoadedData, Task
 from methods.backbones import build_classifier
 from methods.base import METHODS, Context, Fitted, Method, load_methods
 from methods.erm import ErmConfig, FittedClassifier
@@ -32,7 +26,10 @@ from methods.training import Training
 
 NAMES = tuple(load_methods())
 DIGITS = ("umnist", "cmnist")
-TIERS = [(False, False), (False, True), (True, True)]
+HIDING_PLACES = (
+    *("tensor", "array", "list", "mapping", "one_hot", "bytes"),
+    *("view", "closure", "generator", "frame", "global"),
+)
 
 
 class Searching(Method):
@@ -40,16 +37,6 @@ class Searching(Method):
 
     def search_space(self, trial: Any, task: Task) -> Any:
         raise NotImplementedError
-
-
-@pytest.fixture(params=DIGITS)
-def data(request: pytest.FixtureRequest, runs: Any) -> LoadedData:
-    return load_data(runs.job("erm", request.param), runs.data_root)
-
-
-def task_of(data: LoadedData, train_groups: bool = False, val_groups: bool = False) -> Task:
-    spec = backbone_spec({"name": data.facts.backbone, "pretrained": False})
-    return data.task(spec, train_groups=train_groups, val_groups=val_groups)
 
 
 def watch_fit(
@@ -197,81 +184,6 @@ def _hidden_in(place: str, labels: Tensor) -> Any:
         "view": torch.cat([torch.ones(3, dtype=torch.int64), labels])[:1],
         "global": None,
     }[place]
-
-
-class TestTask:
-    """Ways round the Task."""
-
-    @pytest.mark.parametrize(("train_groups", "val_groups"), TIERS)
-    def test_attributes(self, data: LoadedData, train_groups: bool, val_groups: bool) -> None:
-        task = task_of(data, train_groups, val_groups)
-        for name, granted in (("train", train_groups), ("val", val_groups)):
-            split = getattr(task, name)
-            if granted:
-                assert torch.equal(split.groups, data.splits[name].labels.groups)
-                continue
-            with pytest.raises(GroupLabelsHidden, match=f"of the {name} split are hidden"):
-                _ = split.groups
-            assert not hasattr(split, "labels")
-            assert not hasattr(split, "__dict__")
-            assert not hasattr(split, "__getitem__")
-            shown = [getattr(split, slot) for slot in type(split).__slots__]
-            assert not any(value is data.splits[name].labels.groups for value in shown)
-        assert not hasattr(task, "test") and not hasattr(task, "__dict__")
-        secrets = secrets_of(data, train_groups=train_groups, val_groups=val_groups)
-        assert walk((task,), secrets) == set()
-
-    def test_granted_labels_are_copies(self, data: LoadedData) -> None:
-        before = data.splits["val"].labels.groups.clone()
-        task_of(data, True, True).val.groups.zero_()
-        task_of(data, True, True).val.y.zero_()
-        assert torch.equal(data.splits["val"].labels.groups, before)
-        assert data.splits["val"].labels.y.any()
-
-    def test_pickle(self, data: LoadedData) -> None:
-        secrets = secrets_of(data, train_groups=False, val_groups=False)
-        assert set(secrets.within(pickle.dumps(task_of(data)))) == set()
-        assert any("of train" in s for s in secrets.within(pickle.dumps(task_of(data, True))))
-        with pytest.raises(GroupLabelsHidden):
-            _ = pickle.loads(pickle.dumps(task_of(data))).train.groups
-
-    @pytest.mark.parametrize(
-        "escape",
-        [
-            copy.copy,
-            copy.deepcopy,
-            dataclasses.asdict,
-            dataclasses.astuple,
-            lambda task: dataclasses.replace(task, val=task.train),
-            lambda task: [getattr(task, field.name) for field in dataclasses.fields(task)],
-            lambda task: [copy.copy(task.train), copy.deepcopy(task.val)],
-        ],
-    )
-    def test_copies(self, data: LoadedData, escape: Any) -> None:
-        secrets = secrets_of(data, train_groups=False, val_groups=False)
-        assert walk((escape(task_of(data)),), secrets) == set()
-
-    def test_images_end_where_the_split_ends(self, data: LoadedData) -> None:
-        task = task_of(data)
-        for split in (task.train, task.val):
-            pixels = split.images.pixels  # type: ignore[attr-defined]
-            assert pixels.untyped_storage().nbytes() == pixels.numel()
-            with pytest.raises(IndexError):
-                split.images.batch(torch.tensor([len(split)]))
-
-    @pytest.mark.parametrize("dataset", DIGITS)
-    def test_order_says_nothing_about_groups(self, mnist_root: Path, dataset: str) -> None:
-        known = get_dataset(dataset)
-        _, _, labels = known.check(mnist_root, known.config_type())
-        for part in labels.values():
-            assert torch.equal(part.ids, part.ids.sort().values)
-            position = torch.arange(len(part))
-            for group in part.groups.unique():
-                same_class = part.y == part.y[part.groups == group][0]
-                mine = position[part.groups == group]
-                others = position[same_class & (part.groups != group)]
-                if len(others):
-                    assert ks_2samp(mine, others).pvalue > 1e-4
 
 
 class TestCheats:

@@ -27,33 +27,12 @@ from methods.training import Training
 METHODS = dict(load_methods())
 BUILT_IN = [name for name, m in METHODS.items() if type(m).__module__.startswith("methods.")]
 DIGITS = ("umnist", "cmnist")
-RECORD = [
-    "schema_version",
-    "run_id",
-    "status",
-    "method",
-    "method_version",
-    "supervision",
-    "dataset",
-    "protocol",
-    "data_fingerprint",
-    "standin",
-    "quick",
-    "preset",
-    "overrides",
-    "variant",
-    "config",
-    "seed",
-    "seed_tree",
-    "selection",
-    "stages",
-    "peak_memory_bytes",
-    "device",
-    "threads",
-    "environment",
-    "git",
-    "metrics",
-]
+RECORD = {
+    *("schema_version", "run_id", "status", "method", "method_version", "supervision", "dataset"),
+    *("protocol", "data_fingerprint", "standin", "quick", "preset", "overrides", "variant"),
+    *("config", "seed", "seed_tree", "selection", "stages", "peak_memory_bytes", "device"),
+    *("threads", "environment", "git", "metrics"),
+}
 STAGE = {"name", "key", "seconds_standalone", "seconds_marginal", "image_passes", "reused"}
 METRICS = {"wga", "avg", "avg_train_weighted", "group_accuracy", "group_count"}
 HISTORY = ["stage", "iteration", "phase", "epoch", "loss", "selection"]
@@ -99,6 +78,17 @@ def counting(owner: type, name: str) -> Iterator[list[None]]:
         yield calls
 
 
+def counted_run(runs: Any, name: str, dataset: str) -> tuple[Any, int, int]:
+    """Run without interruption; give the run, its checkpoints and its epochs."""
+    key = ("counted", name, dataset)
+    if key not in runs.made:
+        with counting(RunContext, "save") as saves, counting(Training, "_one_epoch") as epochs:
+            run = runs.execute(runs.job(name, dataset), "counted")
+        runs.made[key] = run, len(saves), len(epochs)
+    counted: tuple[Any, int, int] = runs.made[key]
+    return counted
+
+
 def digits_task(runs: Any, name: str, dataset: str) -> Task:
     job = runs.job(name, dataset)
     tier = {key: job.supervision[key] for key in ("train_groups", "val_groups")}
@@ -113,7 +103,7 @@ class TestRun:
         assert run.record["status"] == "done", run.record.get("failure")
         stored = Store(runs.home / "first").record(run.job.run_id)
         assert stored is not None
-        assert set(RECORD) <= set(stored)
+        assert set(stored) >= RECORD
         assert {"rule", "value", "epoch"} <= set(stored["selection"])
         assert stored["stages"] and all(set(stage) >= STAGE for stage in stored["stages"])
         assert set(stored["git"]) >= {"commit", "dirty"}
@@ -177,23 +167,22 @@ class TestRun:
         keys = [{stage["key"] for stage in run.record["stages"]} for run in (first, other)]
         assert not keys[0] & keys[1]
 
-    @pytest.mark.parametrize("when", ["first", "middle", "last"])
+    @pytest.mark.parametrize("when", ["middle", "last"])
     def test_resumed_run_equals_an_uninterrupted_one(
         self, runs: Any, name: str, dataset: str, when: str
     ) -> None:
-        whole, job = runs.run(name, dataset), runs.job(name, dataset)
-        with counting(RunContext, "save") as saves, counting(Training, "_one_epoch") as epochs:
-            runs.execute(job, f"counted-{when}")
+        job = runs.job(name, dataset)
+        whole, saves, epochs = counted_run(runs, name, dataset)
         if not saves:
             pytest.skip(f"{name} writes no checkpoints, so there is nothing to resume from")
         place = f"killed-{when}"
-        stop = {"first": 1, "middle": max(1, len(saves) // 2), "last": len(saves)}[when]
+        stop = {"middle": (saves + 1) // 2, "last": saves}[when]
         with counting(Training, "_one_epoch") as resumed_epochs:
             with killed_after(stop), pytest.raises(Killed):
                 runs.execute(job, place)
             assert Store(runs.home / place).status(job.run_id) == "preempted"
             resumed = runs.execute(job, place)
-        assert len(resumed_epochs) == len(epochs)
+        assert len(resumed_epochs) == epochs
         pd.testing.assert_frame_equal(whole.predictions, resumed.predictions, check_exact=True)
         pd.testing.assert_frame_equal(whole.history, resumed.history, check_exact=True)
         assert resumed.record["selection"] == whole.record["selection"]

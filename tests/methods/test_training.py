@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -280,99 +278,3 @@ def test_no_step_waits_for_the_device(toy_task: Task, make_context: MakeContext)
         return counter.reads
 
     assert reads(60) == reads(5) == 1
-
-
-class Killed(BaseException):
-    """What ends a process between two epochs."""
-
-
-def with_dropout() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 2), nn.BatchNorm1d(2)
-    )
-
-
-@pytest.mark.parametrize("stop", [1, 3, 5])
-@pytest.mark.parametrize(
-    ("optimizer", "schedule"),
-    [
-        ("adam", {"scheduler": "plateau", "plateau_patience": 0}),
-        ("sgd", {"scheduler": "step", "milestones": (2, 4)}),
-        ("adamw", {"scheduler": "cosine"}),
-    ],
-)
-def test_resumed_training_is_bit_identical(
-    toy_task: Task, make_context: MakeContext, stop: int, optimizer: Any, schedule: dict[str, Any]
-) -> None:
-    config = TrainConfig(
-        epochs=6, batch_size=16, lr=0.01, optimizer=optimizer, patience=5, **schedule
-    )
-
-    def train(name: str, kill_after: int | None = None) -> tuple[Any, ...]:
-        ctx, model, executed = make_context(name), with_dropout(), []
-        training = Training(model, toy_task, config, ctx, where={"phase": 2})
-        save = ctx.save
-
-        def save_or_die(name: str, state: dict[str, Any]) -> None:
-            save(name, state)
-            executed.append(name)
-            if len(executed) == kill_after:
-                raise Killed
-
-        ctx.save = save_or_die  # type: ignore[method-assign]
-        trained = training.run()
-        table = [{k: v for k, v in row.items() if k != "seconds"} for row in history_rows(ctx.part)]
-        for row in table:
-            del row["record"]
-        return trained, model.state_dict(), table, ctx.part.image_passes, len(executed)
-
-    whole = train("whole")
-    with pytest.raises(Killed):
-        train("stopped", kill_after=stop)
-    resumed = train("stopped")
-    assert resumed[0] == whole[0]
-    assert all(torch.equal(resumed[1][name], value) for name, value in whole[1].items())
-    assert resumed[2:4] == whole[2:4]
-    assert (whole[4], resumed[4]) == (6, 6 - stop)
-
-
-def test_objective_state_survives_a_resume(toy_task: Task, make_context: MakeContext) -> None:
-    class Counting(CrossEntropy):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("steps", torch.zeros(()))
-
-        def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-            self.steps += 1
-            return super().forward(model, batch)
-
-    config = TrainConfig(epochs=2, batch_size=30, lr=0.01)
-    first = Training(linear(), toy_task, config, make_context(), objective=Counting())
-    first.run()
-    again = Training(linear(), toy_task, config, make_context(), objective=Counting())
-    again.run()
-    assert float(again.loss.steps) == float(first.loss.steps) == 4
-
-
-def test_global_randomness_is_left_alone(toy_task: Task, make_context: MakeContext) -> None:
-    def train(name: str) -> dict[str, Tensor]:
-        model = with_dropout()
-        torch.manual_seed(seeds.pop())
-        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-        Training(model, toy_task, QUICK, make_context(name)).run()
-        assert torch.equal(torch.get_rng_state(), before[0])
-        assert np.array_equal(np.random.get_state()[1], before[1])
-        assert random.getstate() == before[2]
-        return model.state_dict()
-
-    seeds = [1, 2]
-    one, two = train("one"), train("two")
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_seed_of_the_run_matters(toy_task: Task, make_context: MakeContext) -> None:
-    models = [linear(), linear()]
-    for seed, model in enumerate(models):
-        Training(model, toy_task, QUICK, make_context(f"seed_{seed}", seed=seed)).run()
-    assert not torch.equal(models[0][1].weight, models[1][1].weight)
