@@ -1,4 +1,4 @@
-"""The transcription of the paper's main table: against the tex where it is, by checksum elsewhere."""
+"""The paper's main table as transcribed: against the tex where it is, by checksum elsewhere."""
 
 from __future__ import annotations
 
