@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import math
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +76,19 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
+
+
+def tidy(folder: Path, older_than: float = 3600.0) -> None:
+    """Clear what killed writers left: put a half-replaced folder back, drop abandoned drafts."""
+    for left in folder.glob(".*.old"):
+        path = left.with_name(left.name[1:].rsplit(".", 2)[0])
+        if not path.exists():
+            with contextlib.suppress(OSError):
+                os.replace(left, path)
+    for left in (*folder.glob(".*.old"), *folder.glob(".*.part")):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > older_than:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def to_json(value: Any) -> str:

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from safetensors.torch import save
 from torch import Tensor
 
-from bench.files import StorageError, atomic_folder, storage_errors, to_json
+from bench.files import StorageError, atomic_folder, storage_errors, tidy, to_json
 from datasets.errors import UsageError
 
 SCHEMA_VERSION = 1
@@ -54,6 +54,8 @@ class Store:
             probe = self.work / ".probe"
             probe.write_text("writable")
             probe.unlink()
+            tidy(self.runs)
+            tidy(self.stages)
 
     def lock(self, run_id: str) -> FileLock:
         """Give the lock that whoever executes a run holds."""

@@ -155,7 +155,8 @@ def test_command_survives_a_path_with_a_space(tmp_path: Path) -> None:
     weights = tmp_path / "my weights; rm.pth"
     weights.write_bytes(b"weights")
     setting = ["--set", "backbone.name=resnet18", f"backbone.weights={weights}"]
-    (job,) = jobs_of(["run", "--datasets", "cmnist", "--seeds", "2,", *setting])
+    words = ["run", "--methods", "erm", "--datasets", "cmnist", "--seeds", "2,", *setting]
+    (job,) = jobs_of(words)
     (again,) = jobs_of(shlex.split(job.command())[3:])
     assert again == job
 

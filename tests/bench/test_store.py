@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -202,3 +203,20 @@ def test_records_come_back_as_written(
     store.write(record)
     assert list(store.records()) == [without_non_finite(record)]
     assert json.loads(to_json(record)) == without_non_finite(record)
+
+
+def test_tidy_puts_a_half_replaced_run_back_and_drops_old_drafts(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.check_writable()
+    # As a writer leaves it that was killed between its two renames.
+    old = store.runs / ".erm-umnist-s0-0123456789.deadbeef.old"
+    old.mkdir()
+    (old / "record.json").write_text('{"run_id": "erm-umnist-s0-0123456789", "status": "done"}')
+    abandoned, fresh = store.runs / ".a.11111111.part", store.runs / ".b.22222222.part"
+    abandoned.mkdir()
+    fresh.mkdir()
+    os.utime(abandoned, (0, 0))
+    store.check_writable()
+    assert store.status("erm-umnist-s0-0123456789") == "done"
+    assert not abandoned.exists()
+    assert fresh.exists()

@@ -112,7 +112,7 @@ class TestEmptyNodes:
         assert routed.counts.tolist() == [30, 0, 30, 0]
         growth._grow(tree, routed.counts)
         assert tree.leaves.active.tolist() == [True, False, True, False]
-        guesses = torch.arange(60) % 4
+        guesses = torch.arange(60) // 2 % 4
         routed = route(routed.labels, guesses, 4, smallest=0)
         assert (routed.counts > 0).tolist() == [True, True, False, False, True, True, False, False]
         growth._grow(tree, routed.counts)
