@@ -8,9 +8,9 @@ the audit looks, so that the model is not changed under it, and subtracts the ti
 
 from __future__ import annotations
 
+import copy
 import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bench.evaluate import evaluate
 from bench.files import append_line
 from datasets.base import LoadedData
+from methods.metrics import class_scores
 from methods.prediction import EvalImages, predict_with
 
 AUDITED = ("wga", "avg", "auroc", "auroc_nonpatch")
@@ -37,12 +38,11 @@ class AuditLink:
         self,
         record: str,
         where: dict[str, Any],
-        val_logits: Tensor,
+        val_outputs: Tensor,
         module: nn.Module,
-        classify: Callable[[Tensor], Tensor],
     ) -> None:
         """Wait until the audit has looked at the model as it is now."""
-        self.requests.put((record, where, val_logits, module, classify))
+        self.requests.put((record, where, val_outputs, module))
         failure = self.replies.get()
         if failure is not None:
             raise failure
@@ -64,11 +64,12 @@ def start_audit(data: LoadedData, folder: Path, threads: int) -> AuditLink:
         link.replies.put(None)
         while (request := link.requests.get()) is not None:
             try:
-                record, where, val_logits, module, classify = request
+                record, where, val_outputs, module = request
                 row = dict(where)
-                outputs = {"val": val_logits, "test": classify(predict_with(module, test))}
-                for split, logits in outputs.items():
-                    metrics = evaluate(everything, split, logits)
+                seen = {"val": val_outputs, "test": predict_with(_detached(module), test)}
+                for split, outputs in seen.items():
+                    scores = class_scores(outputs, len(everything.facts.classes))
+                    metrics = evaluate(everything, split, scores)
                     row |= {
                         f"audit_{split}_{name}": metrics[name]
                         for name in AUDITED
@@ -83,6 +84,15 @@ def start_audit(data: LoadedData, folder: Path, threads: int) -> AuditLink:
     threading.Thread(target=work, name="audit", daemon=True).start()
     link.replies.get()
     return link
+
+
+def _detached(module: nn.Module) -> nn.Module:
+    """Copy a module without its hooks: whatever they or it collect of the test set is dropped."""
+    twin = copy.deepcopy(module)
+    for part in twin.modules():
+        part._forward_hooks.clear()
+        part._forward_pre_hooks.clear()
+    return twin
 
 
 def _without_frames(failure: BaseException) -> BaseException:

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         sys.stderr.close()
-        return 0
+        return 1
     except OSError as error:  # a disk can fail in places that nobody guards
         sys.stderr.write(f"bench: {error}\n  -> check the folders the command names\n")
         return 2

@@ -26,6 +26,7 @@ from bench.files import (
     storage_errors,
     to_json,
 )
+from bench.provenance import environment, git_state
 from bench.seeds import derive_seed
 from datasets.config import as_plain
 from methods.base import Context, StageResult
@@ -39,14 +40,17 @@ class RunScope:
 
     Attributes:
         meaning: what, besides its own configuration, a stage's result depends on.
+        not_before: stages written before this time are computed again.
     """
 
+    run_id: str
     seed: int
     device: torch.device
     meaning: dict[str, Any]
     stages: Path
     report: Report
     audit: AuditLink
+    not_before: float = 0.0
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Part:
     away: float = 0.0  # time spent in audits and inner stages, which have accounts of their own
     image_passes: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)  # of checkpoints: two with one name would clash
 
     def elapsed(self) -> float:
         """Count the seconds of this part's own work, over all attempts."""
@@ -97,29 +102,28 @@ class RunContext:
         self.scope.report(progress)
         self.part.away += time.perf_counter() - began
 
-    def audit(
-        self,
-        where: dict[str, Any],
-        val_logits: Tensor,
-        module: nn.Module,
-        classify: Callable[[Tensor], Tensor],
-    ) -> None:
+    def audit(self, where: dict[str, Any], val_outputs: Tensor, module: nn.Module) -> None:
         """Let the harness look at the model; its time is not the method's."""
         began = time.perf_counter()
-        self.scope.audit.look(self.part.record, where, val_logits, module, classify)
+        self.scope.audit.look(self.part.record, where, val_outputs, module)
         self.part.away += time.perf_counter() - began
 
     def save(self, name: str, state: dict[str, Any]) -> None:
         """Write a checkpoint of the current part, atomically, with its accounts."""
+        began = time.perf_counter()
         accounts = {"seconds": self.part.elapsed(), "image_passes": self.part.image_passes}
         # Through memory: torch reports a full disk in a way that cannot be told from a defect.
         content = io.BytesIO()
         torch.save({"state": state, "accounts": accounts}, content)
         with atomic_file(self.part.folder / f"{name}.checkpoint") as draft:
             draft.write_bytes(content.getbuffer())
+        self.part.away += time.perf_counter() - began
 
     def restore(self, name: str) -> dict[str, Any] | None:
         """Read back a checkpoint of the current part, and take up its accounts."""
+        if name in self.part.names:
+            raise RuntimeError(f"two trainings of one fit are called '{name}'; give each its own")
+        self.part.names.add(name)
         path = self.part.folder / f"{name}.checkpoint"
         if not path.is_file():
             return None
@@ -132,7 +136,7 @@ class RunContext:
         return state
 
     def stage(
-        self, name: str, config: Any, compute: Callable[[Context], StageResult], version: int = 1
+        self, name: str, config: Any, compute: Callable[[Context], StageResult], version: int
     ) -> StageResult:
         """Compute a piece of work once for every job that asks for the same one.
 
@@ -152,36 +156,49 @@ class RunContext:
         with storage_errors(path):
             self.scope.stages.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
-            reused = (path / "stage.json").is_file()
-            if not reused:
+            if not self._usable(path):
                 self._compute_stage(path, meaning, compute)
         result, facts = _read_stage(path)
+        # A run that was killed after it computed a stage did compute it.
+        reused = facts["computed_by"] != self.scope.run_id
         self.part.away += time.perf_counter() - began
         self.part.rows.extend(facts["history"])
-        self.stage_records.append(
-            {
-                "name": name,
-                "key": key,
-                "seconds_standalone": facts["seconds"],
-                "seconds_marginal": 0.0 if reused else facts["seconds"],
-                "image_passes": facts["image_passes"],
-                "reused": reused,
-            }
-        )
+        self.stage_records += [_charged(inner, reused) for inner in facts["stages"]]
+        record = {
+            "name": name,
+            "key": key,
+            "seconds_standalone": facts["seconds"],
+            "seconds_marginal": facts["seconds"],
+            "image_passes": facts["image_passes"],
+            "reused": False,
+            "git": facts["git"],
+        }
+        self.stage_records.append(_charged(record, reused))
         return result
+
+    def _usable(self, path: Path) -> bool:
+        """Tell whether the stage is there, and not older than a rerun of everything wants it."""
+        try:
+            return (path / "stage.json").stat().st_mtime >= self.scope.not_before
+        except FileNotFoundError:
+            return False
 
     def _compute_stage(
         self, path: Path, meaning: dict[str, Any], compute: Callable[[Context], StageResult]
     ) -> None:
         work = path.with_name(f"{path.name}.work")
         part = Part(path.name, work)
-        inner = RunContext(self.scope, part, self.stage_records)
+        inner = RunContext(self.scope, part, [])
         result = compute(inner)
         facts = {
             "meaning": meaning,
+            "computed_by": self.scope.run_id,
+            "git": git_state(),
+            "environment": environment(),
             "seconds": part.elapsed(),
             "image_passes": part.image_passes,
             "history": history_rows(part),
+            "stages": inner.stage_records,
             "facts": result.facts,
         }
         with atomic_folder(path) as draft:
@@ -189,6 +206,11 @@ class RunContext:
             (draft / "tensors.safetensors").write_bytes(save(tensors))
             (draft / "stage.json").write_text(to_json(facts))
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _charged(record: dict[str, Any], reused: bool) -> dict[str, Any]:
+    """Charge a stage to the run that computed it; others get it for nothing."""
+    return {**record, "seconds_marginal": 0.0, "reused": True} if reused else record
 
 
 def history_rows(part: Part) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bench.evaluate import evaluate
 from datasets.base import Labels, LoadedData
-from methods.nct.method import FittedTree
-from methods.nct.tree import class_logits, path_name
+from methods.metrics import class_scores
+from methods.nct.fitted import FittedTree
 from methods.prediction import EvalImages, predict
 
 
@@ -38,13 +38,12 @@ def describe_tree(
 
 def _iteration(snapshot: FittedTree, data: LoadedData, leaf_logits: Tensor) -> dict[str, Any]:
     facts, labels = data.facts, data.splits["test"].labels
-    depth, count = snapshot.tree.depth, leaf_logits.shape[1]
-    names = [path_name(leaf, depth, facts.codes) for leaf in range(count)]
+    names, count = snapshot.paths(), leaf_logits.shape[1]
     leaf = leaf_logits.argmax(dim=1)
     top = leaf_logits.topk(2, dim=1).values
     return {
         "leaves": names,
-        "test": evaluate(data, "test", class_logits(leaf_logits, len(facts.classes))),
+        "test": evaluate(data, "test", class_scores(leaf_logits, len(facts.classes))),
         **_moments("logit", [leaf_logits[:, j] for j in range(count)]),
         **_moments("margin", [(top[:, 0] - top[:, 1])[leaf == j] for j in range(count)]),
         "capture": capture(leaf, labels, facts.groups, names),

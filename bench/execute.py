@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,61 +20,79 @@ from bench.diagnostics import describe_tree
 from bench.evaluate import evaluate, partition_quality
 from bench.files import atomic_file, to_json
 from bench.plan import Job, backbone_spec
-from bench.provenance import PeakMemory, environment, git_state
-from bench.store import SCHEMA_VERSION, Store
+from bench.provenance import PeakMemory, git_state
+from bench.records import base_record, failed_record
+from bench.store import Store
 from bench.subsample import quick_subset
-from datasets.base import LoadedData
+from datasets.base import LoadedData, label_digest
 from datasets.catalogue import get_dataset
 from datasets.config import build_config
 from datasets.errors import BenchError
+from methods.backbones import LENETS
 from methods.base import Fitted, get_method
-from methods.nct.method import FittedTree
+from methods.nct.fitted import FittedTree
 from methods.prediction import EvalImages, predict
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how a job runs; nothing of it belongs to what the job means."""
+    """Where and how a job runs; nothing of it belongs to what the job means.
+
+    Attributes:
+        not_before: results (runs and shared stages) older than this are made again.
+    """
 
     data_root: Path
     results: Path
     device: str = "cpu"
     threads: int = 1
     keep_models: bool = False
+    not_before: float = 0.0
+
+    def threads_for(self, job: Job) -> int:
+        """LeNets take one thread: more only wait for each other, and results stay comparable."""
+        return 1 if job.config["backbone"]["name"] in LENETS else self.threads
+
+    def arguments(self) -> str:
+        """Give the places as arguments of a command that runs the job again."""
+        places = {"--data-root": self.data_root, "--results": self.results}
+        return " ".join(f"{name} {shlex.quote(str(path))}" for name, path in places.items())
 
 
 Report = Callable[[dict[str, Any]], None]
 
 
-def execute(job: Job, machine: Machine, report: Report, *, again: bool = False) -> dict[str, Any]:
+def execute(job: Job, machine: Machine, report: Report) -> dict[str, Any]:
     """Run a job and store its record; a failure becomes a failed record, never an exception.
 
-    A job that was finished meanwhile is not repeated unless `again` says so. Returns the record,
-    or one with status `running` if another process is at it.
+    A job that was finished meanwhile is not repeated. Returns the record, or one with status
+    `running` if another process is at it.
     """
     store = Store(machine.results)
     try:
         with store.lock(job.run_id):
             existing = store.record(job.run_id)
-            if existing is not None and existing["status"] == "done" and not again:
+            done = existing is not None and existing["status"] == "done"
+            if existing is not None and done and store.written(job.run_id) >= machine.not_before:
                 return existing
             started = time.time()
             try:
                 return _run(job, machine, store, report)
             except Exception as error:
-                failed = failed_record(job, error, started)
+                failed = failed_record(job, error, started, machine.arguments())
             # Only here: a live exception may hold open the very file that filled the disk.
-            if existing is None or existing["status"] != "done":
+            if not done:
                 store.write(failed)
             return failed
     except Timeout:
         return {**base_record(job), "status": "running"}
     except (BenchError, OSError) as error:  # not even a failed record could be written
-        return failed_record(job, error, time.time())
+        return failed_record(job, error, time.time(), machine.arguments())
 
 
 def _run(job: Job, machine: Machine, store: Store, report: Report) -> dict[str, Any]:
-    torch.set_num_threads(machine.threads)
+    threads = machine.threads_for(job)
+    torch.set_num_threads(threads)
     device = torch.device(machine.device)
     memory = PeakMemory(device)
     progress_file = store.work / job.run_id / "progress.json"
@@ -86,6 +104,7 @@ def _run(job: Job, machine: Machine, store: Store, report: Report) -> dict[str, 
 
     tell({"stage": "loading"})
     data = load_data(job, machine.data_root).to(device)
+    digest_of_labels = label_digest({name: part.labels for name, part in data.splits.items()})
     method = get_method(job.method)
     config = build_config(method.config_type, job.config["method"], job.method)
     supervision = method.supervision(config)
@@ -94,25 +113,34 @@ def _run(job: Job, machine: Machine, store: Store, report: Report) -> dict[str, 
         train_groups=supervision.train_groups,
         val_groups=supervision.val_groups,
     )
-    audit_folder = store.stages / "audit"
-    audit = start_audit(data, audit_folder, machine.threads)
+    audit = start_audit(data, store.audits, threads)
     backbone = {k: v for k, v in job.config["backbone"].items() if k != "weights"}
     meaning = {
         "fingerprint": job.fingerprint,
+        "labels": digest_of_labels,
         "dataset": job.config["dataset"],
         "backbone": backbone,
         "quick": job.quick,
     }
     part = Part(job.run_id, store.work / job.run_id)
     stages: list[dict[str, Any]] = []
-    scope = RunScope(job.seed, device, meaning, store.stages, tell, audit)
+    scope = RunScope(
+        run_id=job.run_id,
+        seed=job.seed,
+        device=device,
+        meaning=meaning,
+        stages=store.stages,
+        report=tell,
+        audit=audit,
+        not_before=machine.not_before,
+    )
     try:
         fitted = method.fit(task, config, RunContext(scope, part, stages))
     finally:
         audit.close()
     own = part.elapsed()
     rest = {"seconds_standalone": own, "seconds_marginal": own, "image_passes": part.image_passes}
-    stages.append({"name": "fit", "key": job.run_id, **rest, "reused": False})
+    stages.append({"name": "fit", "key": job.run_id, **rest, "reused": False, "git": git_state()})
     tell({"stage": "evaluating"})
     predictions, metrics = predict_splits(fitted, data)
     facts = dict(fitted.facts)
@@ -123,21 +151,22 @@ def _run(job: Job, machine: Machine, store: Store, report: Report) -> dict[str, 
         "stages": stages,
         "peak_memory_bytes": memory.read(),
         "device": _device_name(device),
-        "threads": machine.threads,
+        "threads": threads,
+        "label_digest": digest_of_labels,
         "metrics": metrics,
         **facts,
     }
     if fitted.partition is not None:
         labels = data.splits["train"].labels
         record["partition"] = partition_quality(fitted.partition.cpu(), labels.groups)
-    rows = with_audit(history_rows(part), audit_folder)
+    rows = with_audit(history_rows(part), store.audits)
     if isinstance(fitted, FittedTree):
         record["nct"] = describe_tree(fitted, data, rows)
     history = history_table(rows)
     model = dict(fitted.module.state_dict()) if machine.keep_models else None
     store.write(record, history, predictions, model)
     store.forget_work(job.run_id)
-    (audit_folder / f"{job.run_id}.jsonl").unlink(missing_ok=True)
+    (store.audits / f"{job.run_id}.jsonl").unlink(missing_ok=True)
     return record
 
 
@@ -201,53 +230,6 @@ def _leaves(fitted: Fitted) -> Callable[[Tensor], Tensor]:
         return leaf
 
     return leaves
-
-
-def base_record(job: Job) -> dict[str, Any]:
-    """Give what is known of a run before it starts."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": job.run_id,
-        "status": "queued",
-        "method": job.method,
-        "method_version": job.method_version,
-        "supervision": job.supervision,
-        "dataset": job.dataset,
-        "protocol": job.protocol,
-        "data_fingerprint": job.fingerprint,
-        "standin": job.standin,
-        "quick": job.quick,
-        "preset": job.preset,
-        "overrides": job.overrides,
-        "variant": job.variant,
-        "config": job.config,
-        "seed": job.seed,
-        "seed_tree": {"root": job.seed, "rule": "sha256('root/name/...'), first 63 bits"},
-        "command": job.command(),
-        "environment": environment(),
-        "git": git_state(),
-    }
-
-
-def failed_record(job: Job, error: BaseException, started: float) -> dict[str, Any]:
-    """Say what went wrong, what to do, and how to run this one job again."""
-    kind, remedy = getattr(error, "kind", "error"), getattr(error, "remedy", "")
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        kind, remedy = "out_of_memory", "use a smaller batch_size, fewer --workers, or more memory"
-    message = error.message if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
-    trace = "".join(traceback.format_exception(error))
-    return {
-        **base_record(job),
-        "status": "failed",
-        "failure": {
-            "kind": kind,
-            "message": message,
-            "remedy": remedy or "see stderr_tail; if it looks like a defect, report it",
-            "command": f"{job.command()} --rerun failed",
-            "stderr_tail": trace[-4000:],
-            "after_seconds": round(time.time() - started, 1),
-        },
-    }
 
 
 def _device_name(device: torch.device) -> str:

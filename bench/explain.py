@@ -14,8 +14,7 @@ from datasets.base import Facts, LabelledSplit
 from datasets.decode import decode
 from datasets.errors import UsageError
 from datasets.images import ImageBatch
-from methods.nct.method import FittedTree
-from methods.nct.tree import path_name
+from methods.nct.fitted import FittedTree
 
 
 def explain_batch(
@@ -25,7 +24,7 @@ def explain_batch(
     with torch.no_grad():
         logits = fitted.leaf_logits(facts.eval_transform(batch))
     depth = fitted.tree.depth
-    names = [path_name(leaf, depth, facts.codes) for leaf in range(logits.shape[1])]
+    names = fitted.paths()
     top = logits.topk(2, dim=1).values
     explained = []
     for row, image in enumerate(ids):

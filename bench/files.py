@@ -70,6 +70,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         try:
             draft.mkdir()
             yield draft
+            for file in draft.iterdir():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
             if path.exists():
                 os.replace(path, old)
             os.replace(draft, path)
@@ -116,8 +119,10 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
     """Append one JSON line."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as sink:
-            sink.write(json.dumps(_plain(row)) + "\n")
+        with path.open("ab+") as sink:
+            # A line that a killed process left torn must not swallow this one.
+            torn = sink.tell() > 0 and sink.seek(-1, os.SEEK_END) >= 0 and sink.read(1) != b"\n"
+            sink.write((b"\n" if torn else b"") + json.dumps(_plain(row)).encode() + b"\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

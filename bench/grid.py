@@ -22,6 +22,7 @@ class Skipped:
 
     name: str
     command: str
+    what: str = "not on disk"
 
 
 def resolve_datasets(
@@ -69,7 +70,8 @@ def _with_weights(request: Request, explicit: bool) -> tuple[tuple[str, ...], li
         except DataMissing:
             if explicit:
                 raise
-            skipped.append(Skipped(name, get_command("weights", request.data_root)))
+            command = get_command("weights", request.data_root)
+            skipped.append(Skipped(name, command, "ImageNet weights not on disk for"))
     return tuple(kept), skipped
 
 
@@ -107,7 +109,7 @@ def stored_overview(store: Store) -> dict[str, Any]:
         runs.append(
             {
                 **{k: record[k] for k in ("run_id", "method", "dataset", "seed", "variant")},
-                "status": record["status"],
+                "status": store.status(record["run_id"]),
                 "reason": record.get("failure", {}).get("message", ""),
                 "path": str(store.runs / record["run_id"]),
             }
@@ -115,7 +117,7 @@ def stored_overview(store: Store) -> dict[str, Any]:
     known = {run["run_id"] for run in runs}
     started = sorted(store.work.glob("*/progress.json")) if store.work.is_dir() else []
     for run_id in (path.parent.name for path in started):
-        method, dataset, seed, _ = [*run_id.split("-"), "", "", ""][:4]
+        method, dataset, seed, _ = run_id.rsplit("-", 3) if run_id.count("-") > 2 else [""] * 4
         status = store.status(run_id)
         if run_id in known or status not in ("running", "preempted"):
             continue

@@ -31,5 +31,5 @@ def load_fitted(store: Store, run_id: str) -> tuple[Fitted, dict[str, Any]]:
     facts = dataset.facts(settings)
     # The kept weights are complete: ImageNet's are not needed again.
     backbone = replace(backbone_spec(record["config"]["backbone"]), pretrained=False, weights=None)
-    shape = Shape(backbone, facts.channels, len(facts.classes))
+    shape = Shape(backbone, facts.channels, facts.codes or facts.classes)
     return method.revive(shape, config, load_file(path)), record

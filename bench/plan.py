@@ -25,6 +25,8 @@ from methods.backbones import LENETS, check_backbone
 from methods.base import Method, get_method, load_methods
 from methods.presets import preset_values
 
+FETCHED = ("resnet50", "resnet50.tv_in1k")  # the networks whose weights `data get weights` fetches
+
 
 @dataclass(frozen=True)
 class Job:
@@ -101,12 +103,18 @@ def expand(request: Request) -> list[Job]:
         found = dataset.locate(request.data_root)
         facts = dataset.facts_of(settings, found)
         backbone = resolve_backbone(facts.backbone, by_owner.get("backbone", {}), request.data_root)
+        usual_backbone = resolve_backbone(facts.backbone, {}, request.data_root)
         for method in methods:
             config = method_config(method, dataset_name, request, by_owner)
-            relevant = {
-                key: value
-                for key, value in request.overrides.items()
-                if key.split(".")[0] in (method.name, dataset_name, "backbone")
+            resolved = {
+                method.name: as_plain(config),
+                dataset_name: as_plain(settings),
+                "backbone": backbone,
+            }
+            usual = {
+                method.name: as_plain(method_config(method, dataset_name, request, {})),
+                dataset_name: as_plain(dataset.config_type()),
+                "backbone": usual_backbone,
             }
             for seed in request.seeds:
                 jobs.append(
@@ -126,7 +134,7 @@ def expand(request: Request) -> list[Job]:
                             "backbone": backbone,
                         },
                         supervision=asdict(method.supervision(config)),
-                        overrides=relevant,
+                        overrides=_changes(request.overrides, resolved, usual),
                     )
                 )
     return jobs
@@ -138,7 +146,8 @@ def method_config(
     """Build a method's configuration: defaults, then the preset, then the user's overrides."""
     values = {**preset_values(method, dataset, request.preset), **overrides.get(method.name, {})}
     config = build_config(method.config_type, values, method.name)
-    return config.quick() if request.quick else config
+    quick = getattr(config, "quick", None)
+    return quick() if request.quick and quick is not None else config
 
 
 def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> dict[str, Any]:
@@ -162,7 +171,7 @@ def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> 
         raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
     spec: dict[str, Any] = {"name": name, "pretrained": pretrained and name not in LENETS}
     if spec["pretrained"]:
-        fetched = find_weights(root) if name.startswith("resnet50") else None
+        fetched = find_weights(root) if name in FETCHED else None
         path = Path(weights).resolve() if weights else fetched
         spec["weights"] = str(path) if path else None
         spec["weights_sha256"] = _sha256(path) if weights and path else f"{name}.imagenet"
@@ -172,38 +181,6 @@ def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> 
 def backbone_spec(config: Mapping[str, Any]) -> BackboneSpec:
     """Turn a job's description of its network into what a task carries."""
     return BackboneSpec(config["name"], config["pretrained"], config.get("weights"))
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Read `5` as 0..4, and `3,7` or `3,` as exactly those."""
-    parts = [part.strip() for part in text.split(",")]
-    numbers = [part for part in parts if part]
-    if not numbers or not all(part.isdigit() for part in numbers):
-        raise UsageError(f"--seeds must be a count or a list but got '{text}'", "e.g. 5 or 3,7")
-    if len(parts) == 1:
-        if int(numbers[0]) < 1:
-            raise UsageError("--seeds must ask for at least one seed", "e.g. --seeds 1")
-        return tuple(range(int(numbers[0])))
-    return tuple(dict.fromkeys(int(part) for part in numbers))
-
-
-def parse_names(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Read a comma-separated list; `all` means every known name."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise UsageError("an empty list of names", f"choose from {', '.join(known)}, or all")
-    return tuple(dict.fromkeys(n for name in names for n in (known if name == "all" else [name])))
-
-
-def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
-    """Read `owner.knob=value` pairs."""
-    overrides = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or key.count(".") != 1:
-            raise UsageError(f"--set {text}: expected OWNER.KNOB=VALUE", "e.g. --set erm.lr=0.01")
-        overrides[key] = value
-    return overrides
 
 
 def missing_data(names: Sequence[str], root: Path) -> list[str]:
@@ -216,10 +193,11 @@ def require_weights(jobs: Sequence[Job], root: Path) -> None:
     for job in jobs:
         backbone = job.config["backbone"]
         if backbone["pretrained"] and backbone.get("weights") is None:
+            fetch = f"{get_command('weights', root)}, or " if backbone["name"] in FETCHED else ""
             raise DataMissing(
                 f"{job.dataset} starts from ImageNet weights ({backbone['name']}), which are not "
                 "on disk",
-                f"{get_command('weights', root)}, or --set backbone.weights=FILE, or train from "
+                f"{fetch}--set backbone.weights=FILE, or train from "
                 "scratch with --set backbone.pretrained=false",
             )
 
@@ -244,6 +222,21 @@ def _split_overrides(request: Request) -> dict[str, dict[str, str]]:
             )
         by_owner.setdefault(owner, {})[knob] = value
     return by_owner
+
+
+def _changes(
+    overrides: Mapping[str, str],
+    resolved: Mapping[str, Mapping[str, Any]],
+    usual: Mapping[str, Mapping[str, Any]],
+) -> dict[str, str]:
+    """Keep the overrides that change what a job means; one that repeats the preset does not."""
+    changed = {}
+    for key, value in overrides.items():
+        owner, knob = key.split(".")
+        knob = "weights_sha256" if (owner, knob) == ("backbone", "weights") else knob
+        if owner in resolved and resolved[owner].get(knob) != usual[owner].get(knob):
+            changed[key] = value
+    return changed
 
 
 def _sha256(path: Path) -> str:

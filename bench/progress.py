@@ -64,6 +64,7 @@ class LiveTable:
         self.done = 0
         self.console = console
         self.running: dict[str, tuple[float, dict[str, Any]]] = {}
+        self.stage: dict[str, tuple[str, float, int]] = {}  # name, and when and where it was met
         self.live = Live(self._table(), console=console, refresh_per_second=4, transient=True)
 
     def started(self, job: Job) -> None:
@@ -74,6 +75,9 @@ class LiveTable:
         """Update a row."""
         began, _ = self.running[job.run_id]
         self.running[job.run_id] = (began, progress)
+        if self.stage.get(job.run_id, ("",))[0] != progress.get("stage"):
+            met = (str(progress.get("stage")), time.monotonic(), int(progress.get("epoch", 0)))
+            self.stage[job.run_id] = met
 
     def finished(self, job: Job, record: dict[str, Any]) -> None:
         """Turn a row into a line above the table."""
@@ -91,12 +95,14 @@ class LiveTable:
 
     def _table(self) -> Table:
         table = Table(title=f"{self.done} of {self.total} runs finished", title_justify="left")
-        for column in ("run", "stage", "epoch", "selection", "running for", "left"):
+        for column in ("run", "stage", "epoch", "selection", "running for", "left in stage"):
             table.add_column(column)
         for run_id, (began, progress) in self.running.items():
             spent = time.monotonic() - began
             epoch, epochs = progress.get("epoch"), progress.get("epochs")
-            left = f"{spent / epoch * (epochs - epoch):.0f} s" if epoch and epochs else ""
+            _, since, first = self.stage.get(run_id, ("", began, 0))
+            pace = (time.monotonic() - since) / (epoch - first) if epoch and epoch > first else None
+            left = f"{pace * (epochs - epoch):.0f} s" if pace is not None and epochs else ""
             value = progress.get("selection")
             table.add_row(
                 run_id,

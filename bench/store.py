@@ -2,13 +2,15 @@
 
 runs/<run id>/record.json, history.parquet, predictions.parquet, [model.safetensors]
 stages/<name>-<key>/     shared stages
-work/                    checkpoints and audit rows of what is not finished; safe to delete
+audits/                  what the audit saw of unfinished runs and of shared stages
+work/                    checkpoints of what is not finished
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +48,21 @@ class Store:
         """What unfinished runs have so far."""
         return self.root / "work"
 
+    @property
+    def audits(self) -> Path:
+        """What the audit saw of unfinished runs and of shared stages, epoch by epoch."""
+        return self.root / "audits"
+
+    def written(self, run_id: str) -> float:
+        """Tell when a run's record was written."""
+        return (self.runs / run_id / "record.json").stat().st_mtime
+
     def check_writable(self) -> None:
         """Fail before any work is done if results could not be kept."""
         with storage_errors(self.root):
             for folder in (self.runs, self.stages, self.work):
                 folder.mkdir(parents=True, exist_ok=True)
-            probe = self.work / ".probe"
+            probe = self.work / f".probe-{uuid.uuid4().hex[:8]}"
             probe.write_text("writable")
             probe.unlink()
             tidy(self.runs)
@@ -74,6 +85,12 @@ class Store:
         if record is not None:
             return str(record["status"])
         return "preempted" if self._started(run_id) else "missing"
+
+    def state(self, run_id: str) -> tuple[str, str]:
+        """Tell a run's status and, if it failed, the kind of failure."""
+        status = self.status(run_id)
+        record = self.record(run_id) if status == "failed" else None
+        return status, str(record["failure"]["kind"]) if record else ""
 
     def progress(self, run_id: str) -> dict[str, Any]:
         """Give what a running job last reported."""

@@ -168,6 +168,7 @@ class Task:
     train_transform: Transform
     eval_transform: Transform
     backbone: BackboneSpec
+    codes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,7 @@ class LoadedData:
         return Task(
             name=facts.name,
             classes=facts.classes,
+            codes=facts.codes or facts.classes,
             groups=facts.groups,
             metric=facts.metric,
             channels=facts.channels,
@@ -225,16 +227,25 @@ def label_digest(labels: Mapping[str, Labels]) -> str:
     return digest.hexdigest()
 
 
-def check_counts(facts: Facts, labels: Mapping[str, Labels], where: str) -> None:
-    """Fail with both numbers when the data is not what the protocol says it is."""
+def check_counts(
+    facts: Facts, labels: Mapping[str, Labels], where: str, knobs: tuple[str, ...] = ()
+) -> None:
+    """Fail with both numbers when the data is not what the protocol says it is.
+
+    Args:
+        facts: what is expected.
+        labels: what was found.
+        where: the folder they were found in.
+        knobs: settings of the dataset that choose what is expected, for the remedy.
+    """
 
     def demand(what: str, expected: object, found: object) -> None:
         if expected != found:
             raise DataCorrupt(
                 f"{facts.name} ({facts.protocol} protocol) in {where}: expected {what} "
                 f"{expected}, found {found}",
-                f"get the released files again (python -m bench data get {facts.name}), or choose "
-                f"the protocol that matches them (--set {facts.name}.protocol=...)",
+                f"get the released files again (python -m bench data get {facts.name})"
+                + "".join(f", or choose another --set {facts.name}.{knob}=..." for knob in knobs),
             )
 
     for name in SPLITS:

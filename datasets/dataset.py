@@ -106,7 +106,8 @@ class Dataset(ABC):
         self.check_files(found.folder, standin=found.marker is not None)
         labels = self.labels(found.folder, config)
         facts = self.facts_of(config, found)
-        check_counts(facts, labels, str(found.folder))
+        chooses = tuple(k for k in ("protocol", "unknown") if hasattr(config, k))
+        check_counts(facts, labels, str(found.folder), chooses)
         return facts, found, labels
 
     def load(self, root: Path, config: Any, progress: Progress = silent) -> LoadedData:

@@ -50,6 +50,7 @@ class MemoryImages:
         if pixels.dtype != torch.uint8 or pixels.ndim != 4:
             raise ValueError(f"expected (N, C, H, W) uint8 but got {pixels.dtype} {pixels.shape}")
         self.pixels = pixels
+        self.size = torch.tensor(pixels.shape[-2:], device=pixels.device)
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -57,8 +58,7 @@ class MemoryImages:
     def batch(self, index: Tensor) -> ImageBatch:
         """Gather the images at `index`."""
         pixels = self.pixels[index.to(self.pixels.device)]
-        size = torch.tensor(pixels.shape[-2:], device=pixels.device)
-        return ImageBatch(pixels, size.expand(len(pixels), 2))
+        return ImageBatch(pixels, self.size.expand(len(pixels), 2))
 
     def subset(self, index: Tensor) -> MemoryImages:
         """Copy the images at `index`, so that nothing of the rest stays reachable."""

@@ -92,7 +92,7 @@ def _fetch_waterbirds(root: Path, log: Log) -> Path:
     folder = root / "waterbirds" / WATERBIRDS
     archive = folder.with_name(f"{WATERBIRDS}.tar.gz")
     log(f"waterbirds: {'using' if archive.exists() else 'downloading'} {archive}")
-    download(WATERBIRDS_URL, archive)
+    download(WATERBIRDS_URL, archive, progress=_percent("waterbirds", log))
     staging = _unpack_beside(archive)
     if not (staging / WATERBIRDS / "metadata.csv").is_file():
         shutil.rmtree(staging)
@@ -103,6 +103,19 @@ def _fetch_waterbirds(root: Path, log: Log) -> Path:
     (staging / WATERBIRDS).replace(folder)
     shutil.rmtree(staging)
     return _find_waterbirds(root) or folder
+
+
+def _percent(name: str, log: Log) -> Callable[[int, int | None], None]:
+    """Log a large download at every tenth of it."""
+    said = [-1]
+
+    def progress(done: int, total: int | None) -> None:
+        tenth = 10 * done // total if total else done // 2**28
+        if tenth > said[0]:
+            said[0] = tenth
+            log(f"{name}: {done / 2**20:,.0f} MB" + (f" of {total / 2**20:,.0f}" if total else ""))
+
+    return progress
 
 
 def _unpack_beside(archive: Path) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -176,10 +177,8 @@ class Transform:
         """Cut, flip, resize and normalise a batch; random cuts and flips need a generator."""
         rows, columns = self.axes(batch.sizes, generator)
         pixels = resample(batch.pixels, rows, columns, self.resolution)
-        shape = (1, len(self.mean), 1, 1)
-        mean = torch.tensor(self.mean, device=pixels.device).view(shape)
-        std = torch.tensor(self.std, device=pixels.device).view(shape)
-        return pixels.mul_(1 / (255 * std)).sub_(mean / std)
+        factor, shift = _normalisation(self.mean, self.std, pixels.device)
+        return pixels.mul_(factor).sub_(shift)
 
     def axes(self, sizes: Tensor, generator: torch.Generator | None) -> tuple[Axis, Axis]:
         """Draw where each image is cut and whether it is flipped."""
@@ -199,6 +198,17 @@ def _given(generator: torch.Generator | None) -> torch.Generator:
     if generator is None:
         raise ValueError("a random transform needs a generator")
     return generator
+
+
+@cache
+def _normalisation(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Give factor and shift; kept on the device, since copying them there would wait for it."""
+    shape = (1, len(mean), 1, 1)
+    centre = torch.tensor(mean, device=device).view(shape)
+    spread = torch.tensor(std, device=device).view(shape)
+    return 1 / (255 * spread), centre / spread
 
 
 def _flipped(axis: Axis, generator: torch.Generator) -> Axis:

@@ -55,9 +55,12 @@ class Context(Protocol):
         ...
 
     def stage(
-        self, name: str, config: Any, compute: Callable[[Context], StageResult]
+        self, name: str, config: Any, compute: Callable[[Context], StageResult], version: int
     ) -> StageResult:
-        """Compute a piece of work once for every job that asks for the same one."""
+        """Compute a piece of work once for every job that asks for the same one.
+
+        Raise `version` when what is computed changes.
+        """
         ...
 
     def history(self, where: dict[str, Any], **row: float) -> None:
@@ -72,14 +75,11 @@ class Context(Protocol):
         """Tell whoever watches how far the work has come."""
         ...
 
-    def audit(
-        self,
-        where: dict[str, Any],
-        val_logits: Tensor,
-        module: nn.Module,
-        classify: Callable[[Tensor], Tensor],
-    ) -> None:
-        """Let the harness look at the model; nothing comes back."""
+    def audit(self, where: dict[str, Any], val_outputs: Tensor, module: nn.Module) -> None:
+        """Let the harness look at the model; nothing comes back.
+
+        Outputs are one column a class, or as many for each class as it has leaves, in order.
+        """
         ...
 
     def save(self, name: str, state: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Shape:
 
     backbone: BackboneSpec
     channels: int
-    classes: int
+    codes: tuple[str, ...]
 
 
 class Method(ABC):

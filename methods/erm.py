@@ -20,6 +20,8 @@ from methods.optimisation import TrainConfig
 from methods.presets import preset_config
 from methods.training import Training
 
+STAGE_VERSION = 1  # of what `train_erm` computes, for every method that builds on it
+
 
 @dataclass(frozen=True)
 class ErmConfig(TrainConfig):
@@ -47,7 +49,7 @@ def train_erm(task: Task, config: TrainConfig, ctx: Context) -> FittedClassifier
         trained = Training(model, task, config, ctx, name="erm").run()
         return StageResult(dict(model.state_dict()), {"selection": trained.as_facts()})
 
-    result = ctx.stage("erm", config, compute)
+    result = ctx.stage("erm", config, compute, version=STAGE_VERSION)
     model = build_classifier(task, ctx, "erm")
     model.load_state_dict(result.tensors)
     return FittedClassifier(model, dict(result.facts))
@@ -63,7 +65,7 @@ class Erm(Method):
 
     def revive(self, shape: Shape, config: ErmConfig, weights: dict[str, Tensor]) -> Fitted:
         """Fill a network of the same shape."""
-        model = Classifier(build_backbone(shape.backbone, shape.channels), shape.classes)
+        model = Classifier(build_backbone(shape.backbone, shape.channels), len(shape.codes))
         model.load_state_dict(weights)
         return FittedClassifier(model.eval(), {})
 

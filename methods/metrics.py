@@ -48,6 +48,11 @@ def pairwise_auroc(score: Tensor, y: Tensor, groups: Tensor, count: int) -> dict
     return pairs
 
 
+def class_scores(outputs: Tensor, classes: int) -> Tensor:
+    """Score each class by the best of its leaves; plain class logits stay as they are."""
+    return outputs.view(len(outputs), classes, -1).amax(dim=2)
+
+
 def margin_score(logits: Tensor) -> Tensor:
     """Score of class 1 in a binary task: how far its logit lies above the other's."""
     return logits[:, 1] - logits[:, 0]

@@ -51,10 +51,15 @@ class TrainConfig:
         demand(self.batch_size >= 1, f"batch_size must be at least 1 but got {self.batch_size}")
         demand(0 < self.lr < float("inf"), f"lr must be positive but got {self.lr}")
         demand(
-            self.weight_decay >= 0, f"weight_decay cannot be negative but got {self.weight_decay}"
+            0 <= self.weight_decay < float("inf"),
+            f"weight_decay cannot be negative but got {self.weight_decay}",
         )
         demand(0 <= self.momentum < 1, f"momentum must be in [0, 1) but got {self.momentum}")
         demand(0 < self.decay <= 1, f"decay must be in (0, 1] but got {self.decay}")
+        demand(
+            self.plateau_patience >= 0,
+            f"plateau_patience cannot be negative but got {self.plateau_patience}",
+        )
         demand(self.patience >= 0, f"patience cannot be negative but got {self.patience}")
         demand(
             self.scheduler != "step" or bool(self.milestones),

@@ -21,9 +21,9 @@ class EvalImages:
     def __init__(self, images: Images, transform: Transform, batch_size: int = BATCH) -> None:
         self.images = images
         self.transform = transform
-        size = 4 * len(transform.mean) * transform.resolution**2
-        self.batch_size = min(batch_size, max(1, RESIDENT_BYTES // (4 * size)))
-        self._resident: list[Tensor] | None = [] if len(images) * size <= RESIDENT_BYTES else None
+        self.batch_size = min(batch_size, batch_size_for(transform))
+        whole = len(images) * _bytes_each(transform)
+        self._resident: list[Tensor] | None = [] if whole <= RESIDENT_BYTES else None
 
     def __iter__(self) -> Iterator[Tensor]:
         if self._resident:
@@ -38,6 +38,15 @@ class EvalImages:
             yield batch
         if self._resident is not None:
             self._resident = fresh
+
+
+def _bytes_each(transform: Transform) -> int:
+    return 4 * len(transform.mean) * transform.resolution**2
+
+
+def batch_size_for(transform: Transform) -> int:
+    """Choose how many images to run at once: many small ones, few large ones."""
+    return min(BATCH, max(1, RESIDENT_BYTES // (4 * _bytes_each(transform))))
 
 
 def predict(function: Callable[[Tensor], Tensor], images: EvalImages) -> Tensor:

@@ -78,10 +78,6 @@ class Trained:
         return asdict(self)
 
 
-def _unchanged(outputs: Tensor) -> Tensor:
-    return outputs
-
-
 @dataclass
 class Training:
     """One training of one model; `run` carries it out, from the last checkpoint if there is one.
@@ -92,7 +88,6 @@ class Training:
         objective: the loss.
         parameters: optimiser parameter groups; all of the model by default.
         select: which epoch is kept; the config's rule by default.
-        classify: from the model's outputs to class logits, for the audit.
         set_mode: puts the model into training mode; a method may keep parts of it frozen.
         where: further columns of the history rows, such as iteration and phase.
     """
@@ -106,7 +101,6 @@ class Training:
     objective: nn.Module | None = None
     parameters: Iterable[dict[str, Any]] | None = None
     select: Selection | None = None
-    classify: Callable[[Tensor], Tensor] = _unchanged
     set_mode: Callable[[nn.Module], Any] = nn.Module.train
     where: dict[str, Any] = field(default_factory=dict)
 
@@ -149,7 +143,7 @@ class Training:
         where = {"stage": self.name, "epoch": self.epoch, **self.where}
         seconds = time.perf_counter() - began
         self.ctx.history(where, loss=loss, selection=value, lr=rate, seconds=seconds)
-        self.ctx.audit(where, self.classify(outputs), self.model, self.classify)
+        self.ctx.audit(where, outputs, self.model)
         self.epoch += 1
         self.ctx.save(self.name, self._state())
         self.ctx.report(

@@ -15,7 +15,7 @@ from bench.progress import Steps
 from datasets import standins
 from datasets.base import SPLITS
 from datasets.catalogue import DATASETS, get_dataset
-from datasets.errors import DataCorrupt
+from datasets.errors import BenchError, DataCorrupt
 from datasets.sources import get
 
 ALIASES = {"mnist": ("umnist", "cmnist")}
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     root = arguments.data_root
     if arguments.data_verb == "get":
-        places = {name: str(get(name, root, say)) for name in arguments.names}
+        places = {name: str(_get(name, root)) for name in arguments.names}
         if arguments.json:
             print_json(places)
         for name, place in {} if arguments.json else places.items():
@@ -68,47 +68,77 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _get(name: str, root: Path) -> Path:
+    """Fetch, unless the dataset lies in any of the places a loader looks in."""
+    found = DATASETS[name].locate(root) if name in DATASETS else None
+    if found is not None and found.marker is None:
+        say(f"{name}: already there: {found.folder}")
+        return found.folder
+    return get(name, root, say)
+
+
 def verify(names: Sequence[str], root: Path, *, as_json: bool) -> int:
-    """Recount every dataset under each of its protocols' defaults, and decode its images."""
+    """Recount every dataset and decode its images; every problem is listed before it ends."""
     here = [name for name, dataset in DATASETS.items() if dataset.locate(root) is not None]
     wanted = [n for name in names for n in (here if name == "all" else ALIASES.get(name, (name,)))]
+    for name in wanted:
+        get_dataset(name)
     report: list[dict[str, Any]] = []
+    problems: list[BenchError] = []
     steps = Steps()
     try:
         for name in dict.fromkeys(wanted):
-            dataset = get_dataset(name)
-            config = dataset.config_type()
-            facts, found, labels = dataset.check(root, config)
-            bad = dataset.bad_files(found.folder, config, steps)
-            counts = {
-                split: torch.bincount(labels[split].groups, minlength=len(facts.groups)).tolist()
-                for split in SPLITS
-            }
-            report.append(
-                {
-                    "name": name,
-                    "protocol": facts.protocol,
-                    "standin": found.marker is not None,
-                    "folder": str(found.folder),
-                    "groups": list(facts.groups),
-                    "counts": {split: len(labels[split]) for split in SPLITS},
-                    "group_counts": counts,
-                    "bad_files": bad,
-                }
-            )
+            try:
+                report.append(_recount(name, root))
+            except BenchError as error:
+                problems.append(error)
+            found = get_dataset(name).locate(root)
+            if found is not None:
+                problems += _undecodable(name, found.folder, steps)
     finally:
         steps.close()
     if as_json:
         print_json(report)
     else:
         _print(report)
-    damaged = [file for entry in report for file in entry["bad_files"]]
-    if damaged:
-        raise DataCorrupt(
-            f"{len(damaged)} unreadable image(s):\n    " + "\n    ".join(damaged),
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise DataCorrupt("\n".join(str(problem) for problem in problems))
+    return 0
+
+
+def _recount(name: str, root: Path) -> dict[str, Any]:
+    dataset = get_dataset(name)
+    facts, found, labels = dataset.check(root, dataset.config_type())
+    return {
+        "name": name,
+        "protocol": facts.protocol,
+        "standin": found.marker is not None,
+        "folder": str(found.folder),
+        "groups": list(facts.groups),
+        "counts": {split: len(labels[split]) for split in SPLITS},
+        "group_counts": {
+            split: torch.bincount(labels[split].groups, minlength=len(facts.groups)).tolist()
+            for split in SPLITS
+        },
+    }
+
+
+def _undecodable(name: str, folder: Path, steps: Steps) -> list[BenchError]:
+    dataset = get_dataset(name)
+    try:
+        bad = dataset.bad_files(folder, dataset.config_type(), steps)
+    except BenchError:
+        return []  # the labels themselves are broken, which the recount has said
+    if not bad:
+        return []
+    return [
+        DataCorrupt(
+            f"{len(bad)} unreadable image(s):\n    " + "\n    ".join(bad),
             "replace them by the released files and verify again",
         )
-    return 0
+    ]
 
 
 def _print(report: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from datasets.base import SPLITS
 from datasets.catalogue import get_dataset
 from datasets.config import build_config
 from datasets.errors import UsageError
-from methods.nct.method import FittedTree
+from methods.nct.fitted import FittedTree
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -34,17 +34,23 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Explain the images asked for."""
+    """Draw the tree, or explain the images asked for."""
     store = Store(arguments.results)
-    fitted, record = load_fitted(store, store.find(arguments.run))
-    if not isinstance(fitted, FittedTree):
-        raise UsageError(f"{record['method']} has no tree to explain", "give an nct run")
-    content = {"run_id": record["run_id"], "images": _explained(arguments, fitted, record)}
+    run_id = store.find(arguments.run)
+    record = store.record(run_id)
+    assert record is not None
+    if "nct" not in record:
+        raise UsageError(f"{run_id} has no tree to explain", "give a finished nct run")
     if arguments.picture is not None:
         draw_tree(record, arguments.picture)
         say(f"tree drawn to {arguments.picture}")
+        if not (arguments.images or arguments.index or arguments.json):
+            return 0
+    fitted, _ = load_fitted(store, run_id)
+    assert isinstance(fitted, FittedTree)
+    images = _explained(arguments, fitted, record)
     if arguments.json:
-        print_json(content)
+        print_json({"run_id": run_id, "images": images})
         return 0
     rows = [
         (
@@ -55,10 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
             ", ".join(f"{name} {value:.1f}" for name, value in _best(image["logits"])),
             ", ".join(f"{name} {count:,}" for name, count in _most(image["leaf_makeup"])),
         )
-        for image in content["images"]
+        for image in images
     ]
     columns = ("image", "class", "leaf", "margin", "best leaf logits", "trained in that leaf")
-    print_table(record["run_id"], columns, rows)
+    print_table(run_id, columns, rows)
     return 0
 
 
@@ -74,6 +80,11 @@ def _explained(
         names: list[Any] = [str(file) for file in arguments.images]
         return explain_batch(fitted, batch, names, facts, iteration["makeup"])
     data = dataset.load(arguments.data_root, settings)
+    if data.facts.fingerprint() != record["data_fingerprint"]:
+        raise UsageError(
+            f"{arguments.data_root} holds other data than the run was made with",
+            "give the --data-root of the run",
+        )
     split = data.splits[arguments.split]
     if arguments.index:
         parts = [part.strip() for part in arguments.index.split(",") if part.strip()]

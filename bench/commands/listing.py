@@ -85,14 +85,22 @@ def datasets(root: Path) -> list[dict[str, Any]]:
     for dataset in DATASETS.values():
         found = dataset.locate(root)
         facts = dataset.facts_of(dataset.config_type(), found)
+        counts, group_counts = dict(facts.counts), facts.group_counts
+        if found is not None and found.marker is not None:
+            counted = dataset.labels(found.folder, dataset.config_type())
+            counts = {split: len(part) for split, part in counted.items()}
+            group_counts = {
+                split: tuple(part.groups.bincount(minlength=len(facts.groups)).tolist())
+                for split, part in counted.items()
+            }
         rows.append(
             {
                 "name": dataset.name,
                 "protocol": facts.protocol,
                 "metric": facts.metric,
                 "groups": list(facts.groups),
-                "counts": dict(facts.counts),
-                "group_counts": {split: list(n) for split, n in facts.group_counts.items()},
+                "counts": counts,
+                "group_counts": {split: list(n) for split, n in group_counts.items()},
                 "on_disk": found is not None,
                 "standin": found is not None and found.marker is not None,
                 "get_command": get_command(dataset.name, root),

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             + (f", plus {unknown} runs of unknown cost" if unknown else "")
         )
     for entry in skipped:
-        say(f"not on disk: {entry.name}; to get it: {entry.command}")
+        say(f"{entry.what}: {entry.name}; to get it: {entry.command}")
     return 0
 
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from bench.arguments import parse_names, parse_overrides, parse_seeds
 from bench.commands.common import add_places, add_selection, print_json, say
 from bench.commands.results import print_results
 from bench.execute import Machine
 from bench.grid import Skipped, overview, resolve_datasets
-from bench.launch.local import default_workers, run_local
-from bench.plan import (
-    Job,
-    Request,
-    expand,
-    missing_data,
-    parse_names,
-    parse_overrides,
-    parse_seeds,
-)
+from bench.launch.local import WorkerDied, default_workers, run_local
+from bench.plan import Job, Request, expand, missing_data
 from bench.progress import Steps, watching
 from bench.store import Store
 from datasets.catalogue import DATASETS, get_dataset
@@ -59,12 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
     store = Store(arguments.results)
     store.check_writable()
     _tell_skipped(skipped)
-    todo = [job for job in jobs if wanted(store.status(job.run_id), arguments.rerun)]
+    todo = [job for job in jobs if wanted(store.state(job.run_id), arguments.rerun)]
     machine = Machine(
         data_root=request.data_root.resolve(),
         results=arguments.results.resolve(),
         device="cuda" if torch.cuda.is_available() else "cpu",
         keep_models=arguments.keep_models,
+        not_before=time.time() if arguments.rerun == "always" else 0.0,
     )
     say(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
     records: list[dict[str, Any]] = []
@@ -72,8 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         prepare(todo, machine)
         workers = min(len(todo), arguments.workers or default_workers(todo))
         with watching(len(todo)) as watcher:
-            again = arguments.rerun == "always"
-            records = run_local(todo, machine, workers, watcher, again=again)
+            records = run_local(todo, machine, workers, watcher)
     content = overview(jobs, store, skipped)
     _add_unwritten(content, records)
     if arguments.json:
@@ -112,13 +106,18 @@ def request_from(
     return resolve_datasets(request, explicit=explicit, fetch=fetch, say=say)
 
 
-def wanted(status: str, rerun: str) -> bool:
-    """Decide whether a run in this state is to be carried out."""
+def wanted(state: tuple[str, str], rerun: str) -> bool:
+    """Decide whether a run in this state is to be carried out.
+
+    A run whose worker was killed counts as interrupted, not as failed: it can simply go on.
+    """
+    status, failure = state
     if rerun == "always":
         return True
     if rerun == "failed":
         return status == "failed"
-    return rerun == "missing" and status not in ("done", "failed")
+    killed = failure == WorkerDied.kind
+    return rerun == "missing" and (killed or status not in ("done", "failed"))
 
 
 def prepare(jobs: Sequence[Job], machine: Machine) -> None:
@@ -155,4 +154,4 @@ def _tell_failed(content: dict[str, Any]) -> None:
 
 def _tell_skipped(skipped: Sequence[Skipped]) -> None:
     for entry in skipped:
-        say(f"not on disk: {entry.name}; to get it: {entry.command}")
+        say(f"{entry.what}: {entry.name}; to get it: {entry.command}")

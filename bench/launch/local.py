@@ -19,8 +19,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from bench.execute import Machine, execute, failed_record
+from bench.execute import Machine, execute
 from bench.plan import Job
+from bench.provenance import git_state
+from bench.records import failed_record
 from bench.store import Store
 from datasets.errors import BenchError
 from methods.backbones import LENETS
@@ -71,17 +73,17 @@ def default_workers(jobs: Sequence[Job]) -> int:
 
 
 def run_local(
-    jobs: Sequence[Job], machine: Machine, workers: int, watcher: Watcher, *, again: bool = False
+    jobs: Sequence[Job], machine: Machine, workers: int, watcher: Watcher
 ) -> list[dict[str, Any]]:
     """Run the jobs and return their records, in the order in which they ended."""
     store = Store(machine.results)
     waiting = deque((job, 0.0) for job in jobs)
     records: list[dict[str, Any]] = []
     crew: list[Worker] = []
-    machines = _shares(machine, jobs, workers)
+    machines = _shares(machine, workers)
     try:
         while waiting or any(worker.job for worker in crew):
-            _hand_out(waiting, crew, machines, watcher, again)
+            _hand_out(waiting, crew, machines, watcher)
             pipes = [worker.pipe for worker in crew if worker.job]
             for pipe in wait(pipes, timeout=0.2) if pipes else _nap():
                 worker = next(w for w in crew if w.pipe is pipe)
@@ -112,7 +114,6 @@ def _hand_out(
     crew: list[Worker],
     machines: list[Machine],
     watcher: Watcher,
-    again: bool,
 ) -> None:
     """Give a job to every idle worker, starting workers as long as there is work for them."""
     crew[:] = [worker for worker in crew if worker.job or worker.process.is_alive()]
@@ -122,7 +123,7 @@ def _hand_out(
         if idle is None and len(crew) < len(machines):
             taken = {worker.process.name for worker in crew}
             slot = next(i for i in range(len(machines)) if f"worker-{i}" not in taken)
-            idle = _start(slot, machines[slot], again)
+            idle = _start(slot, machines[slot])
             crew.append(idle)
         if idle is None:
             return
@@ -130,14 +131,20 @@ def _hand_out(
         idle.job = entry[0]
         if not entry[1]:  # else it was started before and found to be run by another process
             watcher.started(entry[0])
-        idle.pipe.send(entry[0])
+        try:
+            idle.pipe.send(entry[0])
+        except OSError:  # it died since it was last looked at: somebody else gets the job
+            idle.job = None
+            crew.remove(idle)
+            waiting.appendleft(entry)
+            return
 
 
-def _start(slot: int, machine: Machine, again: bool) -> Worker:
+def _start(slot: int, machine: Machine) -> Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(
-        target=_serve, args=(theirs, machine, again), name=f"worker-{slot}", daemon=True
+        target=_serve, args=(theirs, machine), name=f"worker-{slot}", daemon=True
     )
     # A terminal sends Ctrl-C to every process; the launcher alone decides what it means, and a
     # worker has to be deaf to it from its first moment, before any code of ours runs in it.
@@ -180,20 +187,26 @@ def _listen(worker: Worker, watcher: Watcher, store: Store) -> dict[str, Any] | 
     return record
 
 
-def _serve(pipe: Connection, machine: Machine, again: bool) -> None:
+def _serve(pipe: Connection, machine: Machine) -> None:
     """Live as a worker: take jobs until the launcher hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with_parent()
+    git_state()  # now, while the code that was just imported is what lies on disk
+
+    def tell(kind: str, content: dict[str, Any]) -> None:
+        try:
+            pipe.send((kind, content))
+        except OSError:  # the launcher is gone; the checkpoint of this epoch is kept
+            sys.exit(1)
+
     while True:
         try:
             job: Job = pipe.recv()
         except EOFError:
             return
-        record = execute(
-            job, machine, lambda progress: pipe.send(("progress", progress)), again=again
-        )
-        pipe.send(("record", record))
+        record = execute(job, machine, lambda progress: tell("progress", progress))
+        tell("record", record)
 
 
 def _die_with_parent() -> None:
@@ -205,12 +218,11 @@ def _die_with_parent() -> None:
             sys.exit(1)
 
 
-def _shares(machine: Machine, jobs: Sequence[Job], workers: int) -> list[Machine]:
-    """Divide GPUs and cores among the workers; LeNets are fastest on one thread."""
+def _shares(machine: Machine, workers: int) -> list[Machine]:
+    """Divide GPUs and cores among the workers."""
     import torch
 
-    small = all(job.config["backbone"]["name"] in LENETS for job in jobs)
-    threads = 1 if small else max(1, _cores() // workers)
+    threads = max(1, _cores() // workers)
     gpus = torch.cuda.device_count() if machine.device.startswith("cuda") else 0
     return [
         replace(machine, threads=threads, device=f"cuda:{i % gpus}" if gpus else machine.device)

@@ -66,7 +66,10 @@ class NctConfig:
         demand(self.iterations >= 1, f"iterations must be at least 1 but got {self.iterations}")
         demand(self.hidden >= 1, f"hidden must be at least 1 but got {self.hidden}")
         demand(0 <= self.dropout < 1, f"dropout must be in [0, 1) but got {self.dropout}")
-        demand(self.backbone_lr > 0, f"backbone_lr must be positive but got {self.backbone_lr}")
+        demand(
+            0 < self.backbone_lr < float("inf"),
+            f"backbone_lr must be positive but got {self.backbone_lr}",
+        )
         demand(self.lr_decay_factor >= 1, "lr_decay_factor must be at least 1")
         demand(self.aux_weight >= 0, f"aux_weight cannot be negative but got {self.aux_weight}")
         demand(self.weight_cap > 0, f"weight_cap must be positive but got {self.weight_cap}")
@@ -78,7 +81,10 @@ class NctConfig:
             bool(self.phase1_ratio) and all(0 <= ratio <= 1 for ratio in self.phase1_ratio),
             f"phase1_ratio must be between 0 and 1 but got {self.phase1_ratio}",
         )
-        self.phase(1, 2)  # checks what training in general demands
+        demand(self.z >= 0, f"z cannot be negative but got {self.z}")
+        demand(self.min_group >= 1, f"min_group must be at least 1 but got {self.min_group}")
+        for phase in (1, 2):
+            self.phase(1, phase)  # checks what training in general demands
 
     def quick(self) -> Self:
         """Cut to a smoke run."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.metrics import auroc, group_accuracy
-from methods.nct.tree import class_logits, class_of
+from methods.metrics import auroc, class_scores, group_accuracy
+from methods.nct.tree import class_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def pseudo_auroc(leaf_logits: Tensor, y: Tensor, depth: int) -> Proxy:
     are all positives; negatives are grouped by the better of their two benign iteration-2 nodes,
     so that every negative is in exactly one group, misclassified or not.
     """
-    scores = class_logits(leaf_logits, 2)
+    scores = class_scores(leaf_logits, 2)
     score = scores[:, 1] - scores[:, 0]
     benign = leaf_logits.view(len(y), 2, 2, 2 ** (depth - 2)).amax(dim=3)[:, 0].argmax(dim=1)
     pairs = []

@@ -23,36 +23,15 @@ from methods.backbones import build_backbone
 from methods.base import Context, Fitted, Method, Shape, Supervision, register
 from methods.nct.config import NctConfig
 from methods.nct.depth import Proxy, choose_depth, pseudo_auroc, pseudo_wga, tolerance
+from methods.nct.fitted import FittedTree
 from methods.nct.loss import NodeLoss, node_bce
 from methods.nct.routing import predicted_leaves, route
 from methods.nct.sampling import node_sampler, node_weights
-from methods.nct.tree import Tree, class_logits
+from methods.nct.tree import Tree
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
 from methods.selection import Selection
 from methods.training import Trained, Training, isolated_randomness
-
-
-class FittedTree(Fitted):
-    """A trained tree: the classifier and the partition at once."""
-
-    def __init__(self, tree: Tree, partition: Tensor | None, facts: dict[str, Any]) -> None:
-        self.module = self.tree = tree
-        self.partition = partition
-        self.facts = facts
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Score each class by its best leaf."""
-        return class_logits(self.tree(images), self.tree.classes)
-
-    def leaf(self, images: Tensor) -> Tensor:
-        """Name the leaf of each image."""
-        return self.leaf_logits(images).argmax(dim=1)
-
-    def leaf_logits(self, images: Tensor) -> Tensor:
-        """Score every leaf; merged ones are minus infinity."""
-        logits: Tensor = self.tree(images)
-        return logits
 
 
 @dataclass
@@ -82,7 +61,10 @@ class Growth:
             backbone = build_backbone(self.task.backbone, self.task.channels)
         tree = Tree(backbone, len(self.task.classes))
         choice = choose_depth({}, self.config.z)
-        labels, counts = self.task.train.y, torch.bincount(self.task.train.y)
+        labels, counts = (
+            self.task.train.y,
+            torch.bincount(self.task.train.y, minlength=len(self.task.classes)),
+        )
         merged: tuple[int, ...] = ()
         for t in range(1, self.config.iterations + 1):
             if t > 1:
@@ -97,7 +79,7 @@ class Growth:
             if choice.stopped and self.config.depth_rule:
                 break
         chosen = choice.iteration if self.config.depth_rule else len(self.done)
-        facts = {
+        facts: dict[str, Any] = {
             "chosen_iteration": chosen,
             "argmax_iteration": choice.argmax_iteration,
             "stop_reason": choice.reason if self.config.depth_rule else "depth rule off",
@@ -105,8 +87,10 @@ class Growth:
         }
         best = self.done[chosen - 1]
         selection = best.trained.as_facts()
-        fitted = FittedTree(best.tree, best.labels, {"selection": selection, "nct": facts})
-        fitted.snapshots = tuple(FittedTree(it.tree, it.labels, {}) for it in self.done)
+        codes = self.task.codes or self.task.classes
+        facts = {"selection": selection, "nct": facts}
+        fitted = FittedTree(best.tree, codes, best.labels, facts)
+        fitted.snapshots = tuple(FittedTree(it.tree, codes, it.labels) for it in self.done)
         return fitted
 
     def _grow(self, tree: Tree, counts: Tensor) -> None:
@@ -138,7 +122,6 @@ class Growth:
                 objective=NodeLoss(labels, weights, config.aux_weight, frozen),
                 parameters=self._parameters(tree, frozen),
                 select=self._selection(tree),
-                classify=lambda leaves: class_logits(leaves, tree.classes),
                 set_mode=_new_heads_only if frozen else nn.Module.train,
                 where={"iteration": t, "phase": phase},
             ).run()
@@ -226,12 +209,12 @@ class Nct(Method):
 
     def revive(self, shape: Shape, config: NctConfig, weights: dict[str, Tensor]) -> Fitted:
         """Grow a tree of the kept depth and fill it."""
-        tree = Tree(build_backbone(shape.backbone, shape.channels), shape.classes)
+        tree = Tree(build_backbone(shape.backbone, shape.channels), len(shape.codes))
         depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("levels."))
         for _ in range(depth):
             tree.grow(config.hidden, config.dropout, config.heads, config.first_head == "mlp")
         tree.load_state_dict(weights)
-        return FittedTree(tree.eval(), None, {})
+        return FittedTree(tree.eval(), shape.codes)
 
     def search_space(self, trial: Any, task: Task) -> NctConfig:
         """Search the paper's ranges."""

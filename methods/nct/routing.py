@@ -16,7 +16,7 @@ from torch import Tensor
 from datasets.base import Task
 from methods.base import Context
 from methods.nct.tree import Tree
-from methods.prediction import BATCH, EvalImages, evaluation_mode, predict_with
+from methods.prediction import EvalImages, batch_size_for, evaluation_mode, predict_with
 
 RoutingImages = Literal["augmented", "clean"]
 
@@ -41,7 +41,8 @@ def route(labels: Tensor, predicted: Tensor, nodes: int, smallest: int) -> Route
     split = 2 * labels + (predicted != labels).long()
     counts = torch.bincount(split, minlength=2 * nodes)
     hard = torch.arange(2 * nodes) % 2 == 1
-    small = hard & (counts > 0) & (counts < smallest)
+    filled_parent = (torch.bincount(labels, minlength=nodes) > 0).repeat_interleave(2)
+    small = hard & filled_parent & (counts < smallest)
     split = torch.where(small[split], split - 1, split)
     counts = torch.bincount(split, minlength=2 * nodes)
     return Routed(split, counts, tuple(small.nonzero()[:, 0].tolist()))
@@ -58,7 +59,7 @@ def predicted_leaves(tree: Tree, task: Task, ctx: Context, images: RoutingImages
     generator = ctx.generator("nct", "route", tree.depth)
     leaves = []
     with torch.no_grad(), evaluation_mode(tree):
-        for index in torch.arange(len(task.train)).split(BATCH):
+        for index in torch.arange(len(task.train)).split(batch_size_for(task.train_transform)):
             batch = task.train_transform(task.train.images.batch(index), generator)
             batch = batch.contiguous(memory_format=torch.channels_last)
             leaves.append(tree(batch).argmax(dim=1).cpu())

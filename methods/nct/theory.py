@@ -8,8 +8,9 @@ from scipy.stats import norm
 def enrichment(aligned: float, error: float) -> float:
     """Share of minority samples among the errors of iteration 1 (Theorem 1).
 
-    For C classes, `aligned` is the probability of the majority attribute within one class; the
-    formula enriches whenever it exceeds 1 / C.
+    For C classes the paper replaces `aligned` by the probability of the majority attribute within
+    one class and claims enrichment whenever that exceeds 1 / C; what the formula needs is a small
+    error, below 1/2: `enrichment(0.9, 0.6)` is less than the minority's share of 0.1.
 
     Args:
         aligned: rho, the probability that the spurious attribute agrees with the class.

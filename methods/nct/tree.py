@@ -130,11 +130,6 @@ def class_of(leaf: Tensor, depth: int) -> Tensor:
     return leaf.div(2 ** (depth - 1), rounding_mode="floor")
 
 
-def class_logits(leaf_logits: Tensor, classes: int) -> Tensor:
-    """Score each class by its best leaf; the largest class score is the predicted leaf's class."""
-    return leaf_logits.view(len(leaf_logits), classes, -1).amax(dim=2)
-
-
 def path_name(leaf: int, depth: int, codes: tuple[str, ...]) -> str:
     """Name a leaf by its class and its easy/hard route: `LB:HE`."""
     steps = [leaf >> shift & 1 for shift in reversed(range(depth - 1))]

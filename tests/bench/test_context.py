@@ -36,6 +36,7 @@ class Recipe:
 
 def make_context(folder: Path, *, seed: int = 0, run: str = "run", **parts: Any) -> RunContext:
     scope = RunScope(
+        run_id=run,
         seed=seed,
         device=torch.device("cpu"),
         meaning=parts.get("meaning", {"dataset": "digits"}),
@@ -63,12 +64,12 @@ def three_epochs(ctx: Context, stop_after: int = 3, pause: float = 0.0) -> Stage
 
 def test_a_stage_is_computed_once_and_its_cost_is_told_both_ways(tmp_path: Path) -> None:
     first, second = make_context(tmp_path, run="first"), make_context(tmp_path, run="second")
-    one = first.stage("toy", Recipe(), lambda ctx: three_epochs(ctx, pause=0.01))
+    one = first.stage("toy", Recipe(), lambda ctx: three_epochs(ctx, pause=0.01), version=1)
 
     def never(ctx: Context) -> StageResult:
         raise AssertionError("computed a second time")
 
-    two = second.stage("toy", Recipe(), never)
+    two = second.stage("toy", Recipe(), never, version=1)
     assert torch.equal(one.tensors["total"], two.tensors["total"])
     assert one.facts == two.facts == {"epochs": 3}
     (paid,), (shared,) = first.stage_records, second.stage_records
@@ -121,7 +122,7 @@ def compute(ctx):
 while die_after < 0 and len(list(folder.glob("ready-*"))) < 2:
     time.sleep(0.01)
 ctx = make_context(folder, run=name)
-result = ctx.stage("toy", Recipe(), compute)
+result = ctx.stage("toy", Recipe(), compute, version=1)
 print(float(result.tensors["total"]), ctx.stage_records[0]["reused"])
 """
 
@@ -154,9 +155,9 @@ def test_another_run_takes_up_what_a_killed_one_left(tmp_path: Path) -> None:
         return three_epochs(ctx)
 
     ctx = make_context(tmp_path, run="other")
-    result = ctx.stage("toy", Recipe(), compute)
+    result = ctx.stage("toy", Recipe(), compute, version=1)
     assert ran == [2]
-    fresh = make_context(tmp_path / "fresh").stage("toy", Recipe(), three_epochs)
+    fresh = make_context(tmp_path / "fresh").stage("toy", Recipe(), three_epochs, version=1)
     assert torch.equal(result.tensors["total"], fresh.tensors["total"])
     record = ctx.stage_records[0]
     assert record["image_passes"] == 30  # the killed process's passes are not lost
@@ -221,7 +222,7 @@ def test_audit_and_report_time_is_not_the_methods(
 
     ctx = make_context(tmp_path, audit=audit)
     began = time.perf_counter()
-    ctx.stage("toy", Recipe(), compute)
+    ctx.stage("toy", Recipe(), compute, version=1)
     audit.close()
     assert time.perf_counter() - began > 0.8  # two epochs, two splits each
     assert ctx.stage_records[0]["seconds_standalone"] < 0.4
@@ -265,7 +266,7 @@ def test_streams_do_not_depend_on_the_order_of_asking(tmp_path: Path) -> None:
 
 def test_stage_file_says_what_it_is(tmp_path: Path) -> None:
     ctx = make_context(tmp_path, seed=4)
-    ctx.stage("toy", Recipe(), three_epochs)
+    ctx.stage("toy", Recipe(), three_epochs, version=1)
     key = ctx.stage_records[0]["key"]
     content = json.loads((tmp_path / "stages" / f"toy-{key}" / "stage.json").read_text())
     assert content["meaning"]["seed"] == 4

@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -144,7 +145,8 @@ def test_a_crash_does_not_replace_a_good_record(
     (job,) = jobs_of(crashing, digits_root, (1,), crash_on="1")
     store = Store(tmp_path / "results")
     store.write({"run_id": job.run_id, "status": "done", "kept": True})
-    (record,) = run_local([job], Machine(digits_root, store.root), 1, Notes(), again=True)
+    machine = Machine(digits_root, store.root, not_before=time.time() + 1)
+    (record,) = run_local([job], machine, 1, Notes())
     assert record["status"] == "failed"
     assert store.record(job.run_id) == {"run_id": job.run_id, "status": "done", "kept": True}
 

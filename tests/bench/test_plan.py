@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from bench.arguments import parse_names, parse_overrides, parse_seeds
 from bench.cli import _parser
 from bench.commands.run import request_from
 from bench.execute import load_data
-from bench.plan import Job, Request, expand, parse_names, parse_overrides, parse_seeds
+from bench.plan import Job, Request, expand
 from datasets.base import SPLITS
 from datasets.catalogue import DATASETS
 from datasets.config import field_types

@@ -129,7 +129,12 @@ def test_second_run_does_nothing(finished: Finished, tmp_path: Path, cli: Any) -
 )
 def test_what_rerun_means(rerun: str, carried_out: set[str]) -> None:
     states = ("missing", "preempted", "running", "failed", "done")
-    assert {state for state in states if wanted(state, rerun)} == carried_out
+    assert {state for state in states if wanted((state, ""), rerun)} == carried_out
+
+
+def test_killed_worker_counts_as_interrupted() -> None:
+    assert wanted(("failed", "worker_died"), "missing")
+    assert not wanted(("failed", "non_finite_loss"), "missing")
 
 
 @pytest.mark.parametrize("rerun", ["never", "failed"])

@@ -50,7 +50,7 @@ for trial in range(20):
             record = {"run_id": name, "status": "done", "filler": ["x" * 50] * 2000}
             store.write(record, frame, frame, model)
             number += 1
-    time.sleep(rng.uniform(0.01, 0.15))
+    time.sleep(rng.uniform(0.05, 0.6))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 """

@@ -113,14 +113,19 @@ class TestTheWalk:
         class Hoarder(Searching):
             def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
                 model = Hoarding(build_classifier(task, ctx, "erm"))
+                model.register_forward_hook(lambda module, args, out: seen.append(args[0]))
                 Training(model, task, config, ctx).run()
                 return FittedClassifier(model, {})
 
+        seen: list[Tensor] = []
         name = add_method(Hoarder, ErmConfig)
+        secrets = secrets_for(runs, name, "cmnist")
         with pytest.MonkeyPatch.context() as patch:
-            found = watch_fit(patch, name, secrets_for(runs, name, "cmnist"))
-            runs.execute(runs.job(name, "cmnist"), "watched")
-        assert "test images, transformed in a Tensor" in found[0]
+            found = watch_fit(patch, name, secrets)
+            record = runs.execute(runs.job(name, "cmnist"), "watched")
+        assert record["status"] == "done"
+        assert seen, "the hook never ran"
+        assert not found[0], "the audit let the module see test images"
 
     @pytest.mark.parametrize(
         "hiding_place",
@@ -232,20 +237,20 @@ class TestAudit:
     def test_a_failure_brings_no_frames_along(self, data: LoadedData, tmp_path: Path) -> None:
         """The audit's frames hold the data; a method could catch the exception and look."""
         link = start_audit(data, tmp_path, threads=1)
-        model = nn.Sequential(nn.Flatten(), nn.LazyLinear(len(data.facts.classes)))
 
-        def refuse(logits: Tensor) -> Tensor:
-            try:
-                raise KeyError("first")
-            except KeyError:
-                raise ValueError("by design")  # noqa: B904
+        class Refusing(nn.Module):
+            def forward(self, images: Tensor) -> Tensor:
+                try:
+                    raise KeyError("first")
+                except KeyError:
+                    raise ValueError("by design")  # noqa: B904
 
         with pytest.raises(ValueError, match="by design") as caught:
-            link.look("run", {}, torch.zeros(len(data.splits["val"]), 5), model, refuse)
+            link.look("run", {}, torch.zeros(len(data.splits["val"]), 5), Refusing())
         link.close()
         frames = [
             frame.f_code.co_name for frame, _ in traceback.walk_tb(caught.value.__traceback__)
         ]
         assert "look" in frames and "work" not in frames
         assert caught.value.__context__ is None
-        assert "in refuse" in caught.value.__notes__[0]
+        assert "in forward" in caught.value.__notes__[0]

@@ -81,7 +81,7 @@ def make_context(tmp_path: Path, toy_data: LoadedData) -> Iterator[Callable[...,
     def make(name: str = "run", seed: int = 0) -> RunContext:
         links.append(start_audit(toy_data, tmp_path / "audit", threads=1))
         device = torch.device("cpu")
-        scope = RunScope(seed, device, {}, tmp_path / "stages", _say_nothing, links[-1])
+        scope = RunScope(name, seed, device, {}, tmp_path / "stages", _say_nothing, links[-1])
         return RunContext(scope, Part(name, tmp_path / name), [])
 
     yield make

@@ -13,10 +13,9 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.audit import start_audit
-from bench.context import Part, RunContext, RunScope
-from bench.execute import load_data
-from bench.plan import Request, backbone_spec, expand
+from bench.context import RunContext
+from bench.execute import Machine, execute
+from bench.plan import Request, expand
 from datasets.base import GroupLabelsHidden, Task
 from datasets.config import build_config
 from datasets.standins import write
@@ -276,23 +275,24 @@ def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dataset", ["umnist", "cmnist"])
-def test_no_group_label_is_read(dataset: str, digits_root: Path, tmp_path: Path) -> None:
-    request = Request(("nct",), (dataset,), (0,), digits_root, quick=True)
+def test_no_group_label_is_read(
+    dataset: str, digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = {"nct.depth_rule": "false", "nct.min_samples": "2"}
+    request = Request(("nct",), (dataset,), (0,), digits_root, overrides=overrides, quick=True)
     job = expand(request)[0]
     assert job.supervision == {"train_groups": False, "val_groups": False, "interpretable": True}
-    data = load_data(job, digits_root)
-    spec = backbone_spec(job.config["backbone"])
-    task = data.task(spec, train_groups=False, val_groups=False)
-    for split in (task.train, task.val):
-        with pytest.raises(GroupLabelsHidden):
-            _ = split.groups
-    audit = start_audit(data, tmp_path / "audit", threads=1)
-    scope = RunScope(0, torch.device("cpu"), {}, tmp_path / "stages", lambda _: None, audit)
-    config = build_config(
-        NctConfig, {**job.config["method"], "depth_rule": False, "min_samples": 2}, "nct"
-    )
-    try:
-        fitted = Growth(task, config, RunContext(scope, Part("run", tmp_path / "run"), [])).run()
-    finally:
-        audit.close()
-    assert [noted["t"] for noted in fitted.facts["nct"]["iterations"]] == [1, 2, 3]
+    original, hidden = Growth.run, []
+
+    def run(self: Growth) -> FittedTree:
+        for split in (self.task.train, self.task.val):
+            with pytest.raises(GroupLabelsHidden):
+                _ = split.groups
+            hidden.append(split)
+        return original(self)
+
+    monkeypatch.setattr(Growth, "run", run)
+    record = execute(job, Machine(digits_root, tmp_path), lambda progress: None)
+    assert record["status"] == "done", record["failure"]  # a read would have raised
+    assert len(hidden) == 2
+    assert [noted["t"] for noted in record["nct"]["iterations"]] == [1, 2, 3]

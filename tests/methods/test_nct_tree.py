@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from methods.backbones import Backbone
+from methods.metrics import class_scores
 from methods.nct.method import _new_heads_only
-from methods.nct.tree import HeadKinds, Heads, Tree, class_logits, class_of, path_name
+from methods.nct.tree import HeadKinds, Heads, Tree, class_of, path_name
 
 PIXELS, FEATURES, HIDDEN, BATCH = 5, 6, 4, 9
 KINDS = get_args(HeadKinds)
@@ -327,7 +328,7 @@ def test_best_class_is_the_class_of_the_best_leaf(classes: int, depth: int, seed
     mask = torch.rand(leaves, generator=generator) < 0.4
     mask[int(torch.randint(leaves, (), generator=generator))] = False  # one leaf is always there
     logits = logits.masked_fill(mask, -torch.inf)
-    scores = class_logits(logits, classes)
+    scores = class_scores(logits, classes)
     assert scores.shape == (8, classes)
     assert torch.equal(scores.argmax(dim=1), class_of(logits.argmax(dim=1), depth))
     assert torch.equal(scores.amax(dim=1), logits.amax(dim=1))
