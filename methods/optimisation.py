@@ -77,6 +77,7 @@ def build_optimizer(
     """Build the optimiser; parameter groups may bring rates of their own."""
     parameters: Any = groups.parameters() if isinstance(groups, nn.Module) else list(groups)
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    options["fused"] = True  # one kernel for all parameters, on a CPU as well as on a GPU
     if config.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=config.momentum, **options)
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW

@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from methods.backbones import Backbone
 
@@ -23,15 +22,17 @@ class Heads(nn.Module):
     """The heads of one level, side by side.
 
     A head is phi (a linear layer, followed by ReLU and dropout where it is an MLP) and a linear
-    logit on phi. From level 2 on, batch-norm precedes and follows phi.
+    logit on phi. From level 2 on, batch-norm precedes and follows phi. The norm before phi has no
+    gain and shift, for phi's linear layer has them; siblings read the same parent and share it.
     """
 
-    mlp: Tensor
     active: Tensor
 
-    def __init__(self, inputs: int, hidden: int, mlp: Tensor, dropout: float, norm: bool) -> None:
+    def __init__(
+        self, count: int, inputs: int, hidden: int, kinds: HeadKinds, dropout: float, norm: bool
+    ) -> None:
         super().__init__()
-        count = len(mlp)
+        self.kinds = kinds
         self.hidden = hidden
         self.dropout = dropout
         self.weight = nn.Parameter(torch.empty(count, inputs, hidden))
@@ -43,9 +44,8 @@ class Heads(nn.Module):
             *((self.out_weight, hidden), (self.out_bias, hidden)),
         ):
             nn.init.uniform_(parameter, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
-        self.norm_in = nn.BatchNorm1d(count * inputs) if norm else None
+        self.norm_in = nn.BatchNorm1d(count // 2 * inputs, affine=False) if norm else None
         self.norm_out = nn.BatchNorm1d(count * hidden) if norm else None
-        self.register_buffer("mlp", mlp)
         self.register_buffer("active", torch.ones(count, dtype=torch.bool))
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,20 +53,41 @@ class Heads(nn.Module):
 
         Inputs are (B, features) at level 1 and (B, K / 2, hidden) below it.
         """
-        count = len(self.mlp)
-        if inputs.ndim == 2:
-            flat = self.weight.permute(1, 0, 2).reshape(inputs.shape[1], -1)
-            phi = (inputs @ flat).view(len(inputs), count, self.hidden) + self.bias
-        else:
-            own = inputs.repeat_interleave(2, dim=1)
-            if self.norm_in is not None:
-                own = self.norm_in(own.flatten(1)).view_as(own)
-            phi = torch.bmm(own.transpose(0, 1), self.weight).transpose(0, 1) + self.bias
-        rich = functional.dropout(phi.relu(), self.dropout, self.training)
-        phi = torch.where(self.mlp[:, None], rich, phi)
+        phi = self._nonlinear(self._linear(inputs))
         if self.norm_out is not None:
             phi = self.norm_out(phi.flatten(1)).view_as(phi)
-        return phi, (phi * self.out_weight).sum(-1) + self.out_bias
+        return phi, (phi * self.out_weight).sum(dim=-1) + self.out_bias
+
+    def _linear(self, inputs: Tensor) -> Tensor:
+        count, features, hidden = self.weight.shape
+        if self.norm_in is None:
+            flat = self.weight.permute(1, 0, 2).reshape(features, -1)
+            return (inputs @ flat).view(len(inputs), count, hidden) + self.bias
+        seen = self.norm_in(inputs.flatten(1)).view_as(inputs).transpose(0, 1)
+        # Both children of a parent in one product: (K/2, B, in) times (K/2, in, 2 hidden).
+        pairs = self.weight.view(-1, 2, features, hidden).transpose(1, 2).flatten(2)
+        phi = torch.baddbmm(self.bias.view(-1, 1, 2 * hidden), seen, pairs)
+        return phi.transpose(0, 1).reshape(len(inputs), count, hidden)
+
+    def _nonlinear(self, phi: Tensor) -> Tensor:
+        """Apply ReLU and dropout to the heads that are MLPs, and to no others."""
+        if self.kinds == "linear":
+            return phi
+        if self.kinds == "mlp":
+            return self._drop(phi.relu())
+        easy, hard = phi.unflatten(1, (-1, 2)).unbind(dim=2)
+        if self.kinds == "asymmetric":
+            hard = self._drop(hard.relu())
+        else:
+            easy = self._drop(easy.relu())
+        return torch.stack([easy, hard], dim=2).flatten(1, 2)
+
+    def _drop(self, values: Tensor) -> Tensor:
+        """Drop values; a uniform draw is several times cheaper on a CPU than torch's Bernoulli."""
+        if self.dropout == 0 or not self.training:
+            return values
+        kept = torch.rand_like(values) >= self.dropout
+        return values * kept / (1 - self.dropout)
 
     def masked(self, logits: Tensor) -> Tensor:
         """Rule out merged and empty nodes."""
@@ -98,13 +119,10 @@ class Tree(nn.Module):
         """Add a level: one head for each class, then two for each head."""
         count = self.classes * 2**self.depth
         if self.depth == 0:
-            mlp = torch.full((count,), first_mlp)
-            heads = Heads(self.backbone.dim, hidden, mlp, dropout, norm=False)
+            first: HeadKinds = "mlp" if first_mlp else "linear"
+            heads = Heads(count, self.backbone.dim, hidden, first, dropout, norm=False)
         else:
-            hard = torch.arange(count) % 2 == 1
-            choice = {"asymmetric": hard, "reversed": ~hard, "mlp": hard | True}
-            mlp = choice.get(kinds, hard & False)
-            heads = Heads(hidden, hidden, mlp, dropout, norm=True)
+            heads = Heads(count, hidden, hidden, kinds, dropout, norm=True)
         self.levels.append(heads)
         return heads
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from bench.audit import AuditLink, start_audit
 from bench.context import Part, RunContext, RunScope, history_rows, with_audit
 from bench.execute import load_data
 from bench.plan import Request, expand
+from bench.provenance import git_state
 from bench.seeds import derive_seed
 from datasets.base import LoadedData
 from methods.base import Context, StageResult
@@ -152,6 +153,8 @@ def test_another_run_takes_up_what_a_killed_one_left(tmp_path: Path) -> None:
         saved = ctx.restore("toy")
         assert saved is not None
         ran.extend(range(saved["epoch"], 3))
+        assert isinstance(ctx, RunContext)
+        ctx.part.names.clear()  # the look above was this test's, not the stage's
         return three_epochs(ctx)
 
     ctx = make_context(tmp_path, run="other")
@@ -217,7 +220,7 @@ def test_audit_and_report_time_is_not_the_methods(
         for epoch in range(2):
             where = {"stage": "toy", "epoch": epoch}
             ctx.history(where, loss=1.0)
-            ctx.audit(where, logits, model, lambda outputs: outputs)
+            ctx.audit(where, logits, model)
         return StageResult({"weight": torch.zeros(1)})
 
     ctx = make_context(tmp_path, audit=audit)
@@ -238,7 +241,7 @@ def test_a_failing_audit_is_not_silent(tmp_path: Path, digits: LoadedData) -> No
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(7, 5))
     logits = torch.zeros(len(digits.splits["val"]), 5)
     with pytest.raises(RuntimeError):
-        ctx.audit({"stage": "toy", "epoch": 0}, logits, wrong, lambda outputs: outputs)
+        ctx.audit({"stage": "toy", "epoch": 0}, logits, wrong)
     audit.close()
 
 
@@ -272,3 +275,33 @@ def test_stage_file_says_what_it_is(tmp_path: Path) -> None:
     assert content["meaning"]["seed"] == 4
     assert content["meaning"]["config"] == {"rate": 0.5}
     assert content["meaning"]["dataset"] == "digits"
+
+
+def test_two_trainings_of_one_fit_may_not_share_a_name(tmp_path: Path) -> None:
+    # The second would find the first one's finished checkpoint and train nothing.
+    ctx = make_context(tmp_path)
+    ctx.restore("train")
+    with pytest.raises(RuntimeError, match="'train'"):
+        ctx.restore("train")
+    ctx.restore("other")
+
+
+def test_a_rerun_of_everything_computes_stages_again(tmp_path: Path) -> None:
+    first = make_context(tmp_path)
+    first.stage("toy", Recipe(), three_epochs, version=1)
+    later = make_context(tmp_path)
+    later.scope = replace(later.scope, not_before=time.time() + 1)
+    computed: list[int] = []
+
+    def compute(ctx: Context) -> StageResult:
+        computed.append(1)
+        return three_epochs(ctx)
+
+    later.stage("toy", Recipe(), compute, version=1)
+    assert computed == [1]
+
+
+def test_a_stage_says_which_code_made_it(tmp_path: Path) -> None:
+    ctx = make_context(tmp_path)
+    ctx.stage("toy", Recipe(), three_epochs, version=1)
+    assert ctx.stage_records[0]["git"] == git_state()

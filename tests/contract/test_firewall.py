@@ -122,8 +122,8 @@ class TestTheWalk:
         secrets = secrets_for(runs, name, "cmnist")
         with pytest.MonkeyPatch.context() as patch:
             found = watch_fit(patch, name, secrets)
-            record = runs.execute(runs.job(name, "cmnist"), "watched")
-        assert record["status"] == "done"
+            run = runs.execute(runs.job(name, "cmnist"), "watched")
+        assert run.record["status"] == "done"
         assert seen, "the hook never ran"
         assert not found[0], "the audit let the module see test images"
 
