@@ -24,19 +24,21 @@ class Heads(nn.Module):
     A head is phi (a linear layer, followed by ReLU and dropout where it is an MLP) and a linear
     logit on phi. From level 2 on, batch-norm precedes and follows phi. The norm before phi has no
     gain and shift, for phi's linear layer has them; siblings read the same parent and share it.
+    Weights are stored by parent, the children of one side by side: (parents, inputs, children x
+    hidden). At level 1 the backbone is the one parent of all heads.
     """
 
     active: Tensor
 
     def __init__(
-        self, count: int, inputs: int, hidden: int, kinds: HeadKinds, dropout: float, norm: bool
+        self, count: int, parents: int, inputs: int, hidden: int, kinds: HeadKinds, dropout: float
     ) -> None:
         super().__init__()
         self.kinds = kinds
         self.hidden = hidden
         self.dropout = dropout
-        self.weight = nn.Parameter(torch.empty(count, inputs, hidden))
-        self.bias = nn.Parameter(torch.empty(count, hidden))
+        self.weight = nn.Parameter(torch.empty(parents, inputs, count // parents * hidden))
+        self.bias = nn.Parameter(torch.empty(parents, 1, count // parents * hidden))
         self.out_weight = nn.Parameter(torch.empty(count, hidden))
         self.out_bias = nn.Parameter(torch.empty(count))
         for parameter, fan_in in (
@@ -44,38 +46,31 @@ class Heads(nn.Module):
             *((self.out_weight, hidden), (self.out_bias, hidden)),
         ):
             nn.init.uniform_(parameter, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
-        self.norm_in = nn.BatchNorm1d(count // 2 * inputs, affine=False) if norm else None
+        norm = parents > 1
+        self.norm_in = nn.BatchNorm1d(parents * inputs, affine=False) if norm else None
         self.norm_out = nn.BatchNorm1d(count * hidden) if norm else None
         self.register_buffer("active", torch.ones(count, dtype=torch.bool))
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute (B, K, hidden) representations and (B, K) logits.
-
-        Inputs are (B, features) at level 1 and (B, K / 2, hidden) below it.
-        """
-        phi = self._nonlinear(self._linear(inputs))
+        """Compute (B, K, hidden) representations and (B, K) logits from (B, parents, inputs)."""
+        if self.norm_in is not None:
+            inputs = self.norm_in(inputs.flatten(1)).view_as(inputs)
+        phi = torch.baddbmm(self.bias, inputs.transpose(0, 1), self.weight)
+        phi = self._nonlinear(phi.unflatten(2, (-1, self.hidden)))
         if self.norm_out is not None:
             phi = self.norm_out(phi.flatten(1)).view_as(phi)
         return phi, (phi * self.out_weight).sum(dim=-1) + self.out_bias
 
-    def _linear(self, inputs: Tensor) -> Tensor:
-        count, features, hidden = self.weight.shape
-        if self.norm_in is None:
-            flat = self.weight.permute(1, 0, 2).reshape(features, -1)
-            return (inputs @ flat).view(len(inputs), count, hidden) + self.bias
-        seen = self.norm_in(inputs.flatten(1)).view_as(inputs).transpose(0, 1)
-        # Both children of a parent in one product: (K/2, B, in) times (K/2, in, 2 hidden).
-        pairs = self.weight.view(-1, 2, features, hidden).transpose(1, 2).flatten(2)
-        phi = torch.baddbmm(self.bias.view(-1, 1, 2 * hidden), seen, pairs)
-        return phi.transpose(0, 1).reshape(len(inputs), count, hidden)
-
     def _nonlinear(self, phi: Tensor) -> Tensor:
-        """Apply ReLU and dropout to the heads that are MLPs, and to no others."""
+        """Apply ReLU and dropout to the heads that are MLPs, and put the heads in order.
+
+        From (parents, B, children, hidden) to (B, K, hidden).
+        """
         if self.kinds == "linear":
-            return phi
+            return phi.transpose(0, 1).flatten(1, 2)
         if self.kinds == "mlp":
-            return self._drop(phi.relu())
-        easy, hard = phi.unflatten(1, (-1, 2)).unbind(dim=2)
+            return self._drop(phi.relu()).transpose(0, 1).flatten(1, 2)
+        easy, hard = phi.transpose(0, 1).unbind(dim=2)
         if self.kinds == "asymmetric":
             hard = self._drop(hard.relu())
         else:
@@ -86,8 +81,8 @@ class Heads(nn.Module):
         """Drop values; a uniform draw is several times cheaper on a CPU than torch's Bernoulli."""
         if self.dropout == 0 or not self.training:
             return values
-        kept = torch.rand_like(values) >= self.dropout
-        return values * kept / (1 - self.dropout)
+        kept = (torch.rand_like(values) >= self.dropout).to(values.dtype)
+        return values * kept.mul_(1 / (1 - self.dropout))
 
     def masked(self, logits: Tensor) -> Tensor:
         """Rule out merged and empty nodes."""
@@ -120,16 +115,16 @@ class Tree(nn.Module):
         count = self.classes * 2**self.depth
         if self.depth == 0:
             first: HeadKinds = "mlp" if first_mlp else "linear"
-            heads = Heads(count, self.backbone.dim, hidden, first, dropout, norm=False)
+            heads = Heads(count, 1, self.backbone.dim, hidden, first, dropout)
         else:
-            heads = Heads(count, hidden, hidden, kinds, dropout, norm=True)
+            heads = Heads(count, count // 2, hidden, hidden, kinds, dropout)
         self.levels.append(heads)
         return heads
 
     def logits(self, images: Tensor, *, frozen: bool = False) -> list[Tensor]:
         """Compute the raw logits of every level; `frozen` keeps gradients to the last one."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            state = self.backbone(images)
+            state = self.backbone(images)[:, None]
             outputs = []
             for level in self.levels[:-1]:
                 state, scores = level(state)

@@ -48,6 +48,12 @@ def images(seed: int = 0) -> Tensor:
     return torch.randn(BATCH, PIXELS, generator=generator, dtype=torch.float64)
 
 
+def by_head(values: Tensor, hidden: int) -> Tensor:
+    """View a level's weights, stored by parent, as one matrix for each head."""
+    parents, inputs, _ = values.shape
+    return values.detach().view(parents, inputs, -1, hidden).transpose(1, 2).flatten(0, 1)
+
+
 def is_mlp(kinds: HeadKinds, j: int) -> bool:
     return {"linear": False, "mlp": True, "asymmetric": j % 2 == 1, "reversed": j % 2 == 0}[kinds]
 
@@ -57,7 +63,7 @@ class PlainHead(nn.Module):
 
     def __init__(self, heads: Heads, j: int) -> None:
         super().__init__()
-        _, inputs, hidden = heads.weight.shape
+        (_, inputs, _), hidden = heads.weight.shape, heads.hidden
         self.norm_in = _own_norm(heads.norm_in, j // 2, inputs)
         self.linear = nn.Linear(inputs, hidden)
         rich = nn.Sequential(nn.ReLU(), nn.Dropout(heads.dropout))
@@ -66,8 +72,8 @@ class PlainHead(nn.Module):
         self.out = nn.Linear(hidden, 1)
         self.double()
         with torch.no_grad():
-            self.linear.weight.copy_(heads.weight[j].T)
-            self.linear.bias.copy_(heads.bias[j])
+            self.linear.weight.copy_(by_head(heads.weight, hidden)[j].T)
+            self.linear.bias.copy_(by_head(heads.bias, hidden)[j, 0])
             self.out.weight.copy_(heads.out_weight[j][None])
             self.out.bias.copy_(heads.out_bias[j])
 
@@ -140,8 +146,10 @@ class TestBatchedHeadsEqualTheLoop:
         close(mine, looped_features.grad)
         for level, heads in zip(tree.levels, plain, strict=True):
             linears, outs = [head.linear for head in heads], [head.out for head in heads]
-            close(level.weight.grad, torch.stack([part.weight.grad.T for part in linears]))
-            close(level.bias.grad, torch.stack([part.bias.grad for part in linears]))
+            weights = torch.stack([part.weight.grad.T for part in linears])
+            close(by_head(level.weight.grad, level.hidden), weights)
+            biases = torch.stack([part.bias.grad for part in linears])
+            close(by_head(level.bias.grad, level.hidden)[:, 0], biases)
             close(level.out_weight.grad, torch.cat([part.weight.grad for part in outs]))
             close(level.out_bias.grad, torch.cat([part.bias.grad for part in outs]))
             for name in ("norm_in", "norm_out"):
@@ -192,8 +200,11 @@ class TestShape:
         tree = grown(3, 3, kinds, first_mlp=first_mlp)
         first: HeadKinds = "mlp" if first_mlp else "linear"
         for level, expected in zip(tree.levels, (first, kinds, kinds), strict=True):
-            values = torch.randn(BATCH, len(level.active), HIDDEN, dtype=torch.float64)
-            changed = (level.eval()._nonlinear(values) != values).any(dim=2).any(dim=0)
+            parents = level.weight.shape[0]
+            shape = (parents, BATCH, len(level.active) // parents, HIDDEN)
+            values = torch.randn(shape, dtype=torch.float64)
+            plain = values.transpose(0, 1).flatten(1, 2)
+            changed = (level.eval()._nonlinear(values) != plain).any(dim=2).any(dim=0)
             assert changed.tolist() == [is_mlp(expected, j) for j in range(len(level.active))]
 
     def test_dropout_is_for_mlps_in_training(self) -> None:
@@ -215,7 +226,7 @@ class TestParents:
         tree = grown(5, 3, "linear").eval()
         before = tree.logits(images())
         with torch.no_grad():
-            tree.levels[0].weight[parent] += 1.0
+            tree.levels[0].weight[0, :, parent * HIDDEN : (parent + 1) * HIDDEN] += 1.0
         changed = [
             (old != new).any(dim=0).nonzero()[:, 0].tolist()
             for old, new in zip(before, tree.logits(images()), strict=True)
