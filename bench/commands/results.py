@@ -13,8 +13,8 @@ from bench.store import Store
 COLUMNS = (
     ("WGA", "wga"),
     ("average", "avg"),
-    ("average, train-weighted", "avg_train_weighted"),
-    ("WGA of 10 digits", "wga_10digit"),
+    ("avg, train-weighted", "avg_train_weighted"),
+    ("WGA, 10 digits", "wga_10digit"),
     ("AUROC", "auroc"),
     ("AUROC non-patch", "auroc_nonpatch"),
     ("AUROC histopath.", "auroc_histopath"),
@@ -39,11 +39,10 @@ def print_results(jobs: Sequence[Job], store: Store) -> None:
         tests = cells.get(key, [])
         label = key[1] + (f" ({', '.join(sorted(notes[key]))})" if notes[key] else "")
         values = [_cell([t.get(name) for t in tests]) for _, name in shown]
-        rows.append((key[0], label, f"{len(tests)} of {len(state)}", *values, _others(state)))
-    titles = tuple(title for title, _ in shown)
-    print_table(
-        "Test set, mean +- std over seeds", ("method", "dataset", "runs", *titles, ""), rows
-    )
+        runs = ", ".join(filter(None, (f"{len(tests)} of {len(state)}", _others(state))))
+        rows.append((key[0], label, runs, *values))
+    columns = ("method", "dataset", "runs", *(title for title, _ in shown))
+    print_table("Test set, mean +- std over seeds", columns, rows)
 
 
 def _notes(job: Job) -> list[str]:
