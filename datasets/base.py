@@ -39,6 +39,7 @@ class Facts:
             left out.
         label_digest: pinned digest of all labels, where the real files were at hand to pin it.
         codes: short class names, for the names of leaves and for plots.
+        unions: named sets of groups, where there are too many groups to take in at a glance.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Facts:
     alternates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     label_digest: str | None = None
     codes: tuple[str, ...] = ()
+    unions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
         """Hash the constants that say which samples carry which labels.

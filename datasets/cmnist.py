@@ -112,6 +112,10 @@ class Cmnist(MnistDataset):
             train_transform=Transform(ResizedRandomCrop(40), 32, HALF, HALF),
             eval_transform=Transform(ResizedCentreCrop(40), 32, HALF, HALF),
             label_digest=DIGESTS[config.protocol],
+            unions={
+                "aligned": tuple(group for group in range(25) if group % 6 == 0),
+                "conflicting": tuple(group for group in range(25) if group % 6 != 0),
+            },
         )
 
     def labels(self, folder: Path, config: CmnistConfig) -> Mapping[str, Labels]:

@@ -117,6 +117,7 @@ def _recount(name: str, root: Path) -> dict[str, Any]:
         "standin": found.marker is not None,
         "folder": str(found.folder),
         "groups": list(facts.groups),
+        "unions": {name: list(members) for name, members in facts.unions.items()},
         "counts": {split: len(labels[split]) for split in SPLITS},
         "group_counts": {
             split: torch.bincount(labels[split].groups, minlength=len(facts.groups)).tolist()
@@ -145,6 +146,8 @@ def _print(report: list[dict[str, Any]]) -> None:
     for entry in report:
         groups, counts = entry["groups"], entry["group_counts"]
         rows = [(g, *(f"{counts[s][i]:,}" for s in SPLITS)) for i, g in enumerate(groups)]
+        for name, members in entry["unions"].items():
+            rows.append((name, *(f"{sum(counts[s][g] for g in members):,}" for s in SPLITS)))
         rows.append(("all", *(f"{sum(counts[s]):,}" for s in SPLITS)))
         kind = "stand-in" if entry["standin"] else "verified"
         print_table(f"{entry['name']} ({entry['protocol']}): {kind}", ("group", *SPLITS), rows)

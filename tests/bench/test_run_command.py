@@ -403,3 +403,14 @@ def test_network_from_timm_learns_from_jpeg_files(
     test = table[table["split"] == "test"]
     balanced = (test["pred"] == test["y"]).groupby(test["y"]).mean().mean()
     assert balanced > 0.55
+
+
+def test_verify_prints_the_counts_of_the_protocols(mnist_root: Path, cli: Any) -> None:
+    told = cli("data", "verify", "umnist", "cmnist", "--data-root", str(mnist_root))
+    assert told.code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in told.out.splitlines()]
+    assert ["digit_8", "234", "1,159", "974"] in rows
+    assert ["all", "43,542", "12,000", "10,000"] in rows
+    assert ["aligned", "53,730"] in [row[:2] for row in rows]
+    assert ["conflicting", "270"] in [row[:2] for row in rows]
+    assert ["all", "54,000", "6,000", "10,000"] in rows
