@@ -6,7 +6,6 @@ order, machine or folder it comes from, and a changed value is another run.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from bench.files import digest
 from datasets.base import BackboneSpec
 from datasets.catalogue import DATASETS, get_dataset
 from datasets.config import as_plain, build_config, coerce
-from datasets.errors import DataMissing, UsageError
+from datasets.errors import DataMissing, UsageError, did_you_mean
 from datasets.fetch import get_command
 from datasets.weights_source import find_weights
 from methods.backbones import LENETS, check_backbone
@@ -155,10 +154,8 @@ def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> 
     known = {"name": str, "pretrained": bool, "weights": str | None}
     for key in overrides:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
             raise UsageError(
-                f"unknown setting 'backbone.{key}'"
-                + (f"; did you mean 'backbone.{near[0]}'?" if near else ""),
+                f"unknown setting 'backbone.{key}'{did_you_mean(key, known, 'backbone.')}",
                 f"settings of backbone: {', '.join(known)}",
             )
     values = {k: coerce(v, known[k], f"backbone.{k}") for k, v in overrides.items()}
@@ -210,10 +207,8 @@ def _split_overrides(request: Request) -> dict[str, dict[str, str]]:
     for key, value in request.overrides.items():
         owner, knob = key.split(".")
         if owner not in owners:
-            near = difflib.get_close_matches(owner, owners, n=1)
             raise UsageError(
-                f"--set {key}: nothing is called '{owner}'"
-                + (f"; did you mean '{near[0]}'?" if near else ""),
+                f"--set {key}: nothing is called '{owner}'{did_you_mean(owner, owners)}",
                 f"set knobs of methods, datasets or backbone: {', '.join(sorted(owners))}",
             )
         if owner not in present:

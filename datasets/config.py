@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from datasets.errors import UsageError
+from datasets.errors import UsageError, did_you_mean
 
 Config = TypeVar("Config")
 
@@ -20,10 +19,8 @@ def build_config(kind: type[Config], values: Mapping[str, Any], prefix: str) -> 
     checked = {}
     for name, value in values.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
             raise UsageError(
-                f"unknown setting '{prefix}.{name}'"
-                + (f"; did you mean '{prefix}.{near[0]}'?" if near else ""),
+                f"unknown setting '{prefix}.{name}'{did_you_mean(name, known, f'{prefix}.')}",
                 f"settings of {prefix}: {', '.join(known) or 'none'}",
             )
         checked[name] = coerce(value, known[name], f"{prefix}.{name}")

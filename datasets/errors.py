@@ -6,6 +6,15 @@ prints the message and the remedy and exits with code 2; inside a run they becom
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Give the end of a sentence that suggests the nearest known name, if one is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{prefix}{near[0]}'?" if near else ""
+
 
 class BenchError(Exception):
     """Something the user can mend: a sentence about the problem and one about the remedy."""

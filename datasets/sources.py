@@ -6,14 +6,13 @@ account, so for them `get` arranges what the user downloaded, or prints the exac
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from datasets.archives import unpack
-from datasets.errors import DataCorrupt, DataMissing, UsageError
+from datasets.errors import DataCorrupt, DataMissing, UsageError, did_you_mean
 from datasets.fetch import disk_errors, download, fetch_lock, get_command, sha256_of
 from datasets.mnist_source import ensure_mnist
 from datasets.standins.marker import refuse_standin
@@ -54,9 +53,8 @@ def get(name: str, root: Path, log: Log) -> Path:
     root works.
     """
     if name not in NAMES:
-        close = difflib.get_close_matches(name.lower(), NAMES, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UsageError(f"there is no '{name}' to get", f"{hint}known: {', '.join(NAMES)}")
+        hint = did_you_mean(name.lower(), NAMES)
+        raise UsageError(f"there is no '{name}' to get{hint}", f"known: {', '.join(NAMES)}")
     if name not in SOURCES:
         return ensure_mnist(root, log)
     find, fetch = SOURCES[name]

@@ -7,7 +7,6 @@ register through the entry-point group `bench.methods`.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from datasets.base import BackboneSpec, Task
-from datasets.errors import UsageError
+from datasets.errors import UsageError, did_you_mean
 
 BUILT_IN = ("methods.erm", "methods.nct.method")
 
@@ -184,8 +183,7 @@ def get_method(name: str) -> Method:
     known = load_methods()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
     raise UsageError(
-        f"unknown method '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""),
+        f"unknown method '{name}'{did_you_mean(name, known)}",
         f"choose from {', '.join(known)}, or all",
     )

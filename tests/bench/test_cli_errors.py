@@ -252,7 +252,7 @@ def test_broken_record(tmp_path: Path, cli: Any) -> None:
 def test_wrong_use_of_data(tmp_path: Path, cli: Any) -> None:
     root = tmp_path / "data"
     refused(cli("data", "get", "nonsense", "--data-root", root), "no 'nonsense'", "known: mnist")
-    refused(cli("data", "get", "waterbird", "--data-root", root), "did you mean waterbirds?")
+    refused(cli("data", "get", "waterbird", "--data-root", root), "did you mean 'waterbirds'?")
     refused(cli("data", "verify", "nonsense", "--data-root", root), "unknown dataset", "->")
     refused(cli("data", "verify", "celeba", "--data-root", root), "-> python -m bench data get")
     standin = ("data", "standin", "mnist", "--root", root, "--size")

@@ -330,7 +330,7 @@ def test_default_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_unknown_name_suggests() -> None:
     with pytest.raises(UsageError) as caught:
         sources.get("watrbirds", Path("/nowhere"), print)
-    assert "did you mean waterbirds?" in caught.value.remedy
+    assert "did you mean 'waterbirds'?" in caught.value.message
 
 
 def waterbirds_tarball(root: Path, metadata: bytes) -> None:
