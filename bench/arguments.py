@@ -29,11 +29,11 @@ def parse_names(text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
-    """Read `owner.knob=value` pairs."""
+    """Read `owner.knob=value` pairs; a knob of a method's first stage is `owner.stage.knob`."""
     overrides = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals or key.count(".") != 1:
+        if not equals or key.count(".") not in (1, 2) or not all(key.split(".")):
             raise UsageError(f"--set {text}: expected OWNER.KNOB=VALUE", "e.g. --set erm.lr=0.01")
         overrides[key] = value
     return overrides

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -26,10 +26,12 @@ from bench.files import (
     storage_errors,
     to_json,
 )
+from bench.lease import Lease
 from bench.provenance import environment, git_state
+from bench.pruning import Pruned
 from bench.seeds import derive_seed
 from datasets.config import as_plain
-from methods.base import Context, StageResult
+from methods.base import Context, SharedStage, StageResult
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -53,22 +55,45 @@ class RunScope:
     not_before: float = 0.0
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Seconds by the wall and by the processor; on a busy machine only the second can be trusted.
+
+    The processor's are those of all threads of this process, so that whatever another thread does
+    while its caller waits, the audit above all, is subtracted with the wait.
+    """
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    @staticmethod
+    def now() -> Spent:
+        """Read both clocks."""
+        return Spent(time.perf_counter(), time.process_time())
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.wall + other.wall, self.cpu + other.cpu)
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(self.wall - other.wall, self.cpu - other.cpu)
+
+
 @dataclass
 class Part:
     """The accounts of a run or of one stage of it."""
 
     record: str
     folder: Path
-    seconds: float = 0.0
-    began: float = field(default_factory=time.perf_counter)
-    away: float = 0.0  # time spent in audits and inner stages, which have accounts of their own
+    before: Spent = field(default_factory=Spent)  # by earlier attempts
+    began: Spent = field(default_factory=Spent.now)
+    away: Spent = field(default_factory=Spent)  # in audits and inner stages, which count their own
     image_passes: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     names: set[str] = field(default_factory=set)  # of checkpoints: two with one name would clash
 
-    def elapsed(self) -> float:
+    def elapsed(self) -> Spent:
         """Count the seconds of this part's own work, over all attempts."""
-        return self.seconds + time.perf_counter() - self.began - self.away
+        return self.before + Spent.now() - self.began - self.away
 
 
 class RunContext:
@@ -98,26 +123,31 @@ class RunContext:
 
     def report(self, **progress: Any) -> None:
         """Tell whoever watches how far the work has come."""
-        began = time.perf_counter()
+        began = Spent.now()
         self.scope.report(progress)
-        self.part.away += time.perf_counter() - began
+        self.part.away += Spent.now() - began
 
     def audit(self, where: dict[str, Any], val_outputs: Tensor, module: nn.Module) -> None:
         """Let the harness look at the model; its time is not the method's."""
-        began = time.perf_counter()
+        began = Spent.now()
         self.scope.audit.look(self.part.record, where, val_outputs, module)
-        self.part.away += time.perf_counter() - began
+        self.part.away += Spent.now() - began
 
     def save(self, name: str, state: dict[str, Any]) -> None:
         """Write a checkpoint of the current part, atomically, with its accounts."""
-        began = time.perf_counter()
-        accounts = {"seconds": self.part.elapsed(), "image_passes": self.part.image_passes}
+        began = Spent.now()
+        spent = self.part.elapsed()
+        accounts = {
+            "seconds": spent.wall,
+            "cpu_seconds": spent.cpu,
+            "image_passes": self.part.image_passes,
+        }
         # Through memory: torch reports a full disk in a way that cannot be told from a defect.
         content = io.BytesIO()
         torch.save({"state": state, "accounts": accounts}, content)
         with atomic_file(self.part.folder / f"{name}.checkpoint") as draft:
             draft.write_bytes(content.getbuffer())
-        self.part.away += time.perf_counter() - began
+        self.part.away += Spent.now() - began
 
     def restore(self, name: str) -> dict[str, Any] | None:
         """Read back a checkpoint of the current part, and take up its accounts."""
@@ -128,10 +158,11 @@ class RunContext:
         if not path.is_file():
             return None
         saved = torch.load(path, map_location=self.device, weights_only=True)
-        if saved["accounts"]["image_passes"] > self.part.image_passes:
-            self.part.seconds = saved["accounts"]["seconds"]
-            self.part.image_passes = saved["accounts"]["image_passes"]
-            self.part.began, self.part.away = time.perf_counter(), 0.0
+        accounts = saved["accounts"]
+        if accounts["image_passes"] > self.part.image_passes:
+            self.part.before = Spent(accounts["seconds"], accounts.get("cpu_seconds", math.nan))
+            self.part.image_passes = accounts["image_passes"]
+            self.part.began, self.part.away = Spent.now(), Spent()
         state: dict[str, Any] = saved["state"]
         return state
 
@@ -143,25 +174,21 @@ class RunContext:
         Its address is what it means: data, configuration, seed. Its checkpoints belong to it
         rather than to the run, so that any job can take up what a killed one left.
         """
-        began = time.perf_counter()
-        meaning = {
-            **self.scope.meaning,
-            "stage": name,
-            "version": version,
-            "config": as_plain(config),
-            "seed": self.scope.seed,
-        }
+        began = Spent.now()
+        stage = SharedStage(name, config, version)
+        meaning = stage_meaning(self.scope.meaning, stage, self.scope.seed)
         key = digest(meaning)
         path = self.scope.stages / f"{name}-{key}"
         with storage_errors(path):
             self.scope.stages.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
-            if not self._usable(path):
-                self._compute_stage(path, meaning, compute)
+        if not self._usable(path):
+            with Lease(path.with_name(f"{path.name}.lock")).hold(wait=True):
+                if not self._usable(path):
+                    self._compute_stage(path, meaning, compute)
         result, facts = _read_stage(path)
         # A run that was killed after it computed a stage did compute it.
         reused = facts["computed_by"] != self.scope.run_id
-        self.part.away += time.perf_counter() - began
+        self.part.away += Spent.now() - began
         self.part.rows.extend(facts["history"])
         self.stage_records += [_charged(inner, reused) for inner in facts["stages"]]
         record = {
@@ -169,6 +196,7 @@ class RunContext:
             "key": key,
             "seconds_standalone": facts["seconds"],
             "seconds_marginal": facts["seconds"],
+            "cpu_seconds": facts.get("cpu_seconds"),
             "image_passes": facts["image_passes"],
             "reused": False,
             "git": facts["git"],
@@ -189,13 +217,23 @@ class RunContext:
         work = path.with_name(f"{path.name}.work")
         part = Part(path.name, work)
         inner = RunContext(self.scope, part, [])
-        result = compute(inner)
+        threads = torch.get_num_threads()
+        try:
+            result = compute(inner)
+        except Pruned as stopped:  # nobody will ask for the rest of it
+            stopped.stages += [*inner.stage_records, part_record("unfinished", part)]
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        finally:
+            torch.set_num_threads(threads)  # libraries that limit them may give back too many
+        spent = part.elapsed()
         facts = {
             "meaning": meaning,
             "computed_by": self.scope.run_id,
             "git": git_state(),
             "environment": environment(),
-            "seconds": part.elapsed(),
+            "seconds": spent.wall,
+            "cpu_seconds": spent.cpu,
             "image_passes": part.image_passes,
             "history": history_rows(part),
             "stages": inner.stage_records,
@@ -206,6 +244,27 @@ class RunContext:
             (draft / "tensors.safetensors").write_bytes(save(tensors))
             (draft / "stage.json").write_text(to_json(facts))
         shutil.rmtree(work, ignore_errors=True)
+
+
+def part_record(name: str, part: Part) -> dict[str, Any]:
+    """Say what a part cost the run that it belongs to."""
+    own = part.elapsed()
+    return {
+        "name": name,
+        "key": part.record,
+        "seconds_standalone": own.wall,
+        "seconds_marginal": own.wall,
+        "cpu_seconds": own.cpu,
+        "image_passes": part.image_passes,
+        "reused": False,
+        "git": git_state(),
+    }
+
+
+def stage_meaning(common: dict[str, Any], stage: SharedStage, seed: int) -> dict[str, Any]:
+    """Say all that a stage's result depends on; the digest of it is the stage's address."""
+    own = {"stage": stage.name, "version": stage.version, "config": as_plain(stage.config)}
+    return {**common, **own, "seed": seed}
 
 
 def _charged(record: dict[str, Any], reused: bool) -> dict[str, Any]:

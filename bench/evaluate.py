@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,29 +70,32 @@ def robust_aurocs(
     }
 
 
-def partition_quality(partition: Tensor, groups: Tensor) -> dict[str, Any]:
-    """Compare an inferred partition of the training set with the true groups.
+def partition_quality(
+    partition: Tensor, groups: Tensor, named: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """Compare an inferred partition of some samples with their true groups.
 
-    Precision and recall are of the best-matching part for the smallest group; adjusted mutual
-    information compares the partition as a whole.
+    Precision and recall are of the best-matching part for the rarest of the `named` sets of groups;
+    the enrichment is how many times more of that set the part holds than all samples do. Adjusted
+    mutual information compares the partition as a whole.
     """
     from sklearn.metrics import adjusted_mutual_info_score  # slow to import, and seldom needed
 
     parts = torch.unique(partition, return_inverse=True)[1]
-    rare = int(
-        torch.bincount(groups).float().masked_fill(torch.bincount(groups) == 0, 1e18).argmin()
-    )
-    overlap = torch.bincount(parts[groups == rare], minlength=int(parts.max()) + 1).double()
+    members = {name: torch.isin(groups, torch.tensor(union)) for name, union in named.items()}
+    rarest = min((name for name in members if members[name].any()), key=lambda n: members[n].sum())
+    rare = members[rarest]
     sizes = torch.bincount(parts).double()
-    n_rare = float((groups == rare).sum())
-    f_score = 2 * overlap / (sizes + n_rare)
-    best = int(f_score.argmax())
+    overlap = torch.bincount(parts[rare], minlength=len(sizes)).double()
+    best = int((2 * overlap / (sizes + rare.sum())).argmax())  # by F1
+    precision = float(overlap[best] / sizes[best])
     return {
-        "precision": float(overlap[best] / sizes[best]),
-        "recall": float(overlap[best] / n_rare),
+        "precision": precision,
+        "recall": float(overlap[best] / rare.sum()),
+        "enrichment": precision / float(rare.double().mean()),
         "ami": float(adjusted_mutual_info_score(groups.numpy(), parts.numpy())),
         "sizes": [int(size) for size in sizes],
-        "matched_group": rare,
+        "matched_group": rarest,
     }
 
 

@@ -11,25 +11,28 @@ from typing import Any
 
 import pandas as pd
 import torch
-from filelock import Timeout
 from torch import Tensor
 
 from bench.audit import start_audit
-from bench.context import Part, RunContext, RunScope, history_rows, with_audit
+from bench.context import history_rows, with_audit
 from bench.diagnostics import describe_tree
 from bench.evaluate import evaluate, partition_quality
 from bench.files import atomic_file, to_json
-from bench.plan import Job, backbone_spec
-from bench.provenance import PeakMemory, git_state
+from bench.fitting import fit_job
+from bench.lease import Busy, Lease, LeaseLost
+from bench.pace import Pace
+from bench.plan import Job
+from bench.provenance import PeakMemory
 from bench.records import base_record, failed_record
 from bench.store import Store
 from bench.subsample import quick_subset
 from datasets.base import LoadedData, label_digest
 from datasets.catalogue import get_dataset
 from datasets.config import build_config
+from datasets.dataset import Progress, silent
 from datasets.errors import BenchError
 from methods.backbones import LENETS
-from methods.base import Fitted, get_method
+from methods.base import Fitted
 from methods.nct.fitted import FittedTree
 from methods.prediction import EvalImages, predict
 
@@ -62,42 +65,49 @@ class Machine:
 Report = Callable[[dict[str, Any]], None]
 
 
-def execute(job: Job, machine: Machine, report: Report) -> dict[str, Any]:
+def execute(job: Job, machine: Machine, report: Report, *, final: bool = True) -> dict[str, Any]:
     """Run a job and store its record; a failure becomes a failed record, never an exception.
 
     A job that was finished meanwhile is not repeated. Returns the record, or one with status
-    `running` if another process is at it.
+    `running` if another process is at it. Where the attempt is not the `final` one, a failure is
+    returned but not stored: nobody should take it for the end.
     """
     store = Store(machine.results)
     try:
-        with store.lock(job.run_id):
+        with store.lock(job.run_id).hold(wait=False) as lease:
             existing = store.record(job.run_id)
             done = existing is not None and existing["status"] == "done"
             if existing is not None and done and store.written(job.run_id) >= machine.not_before:
                 return existing
             started = time.time()
             try:
-                return _run(job, machine, store, report)
+                return _run(job, machine, store, lease, report)
+            except LeaseLost:
+                raise
             except Exception as error:
                 failed = failed_record(job, error, started, machine.arguments())
             # Only here: a live exception may hold open the very file that filled the disk.
-            if not done:
+            if final and not done:
                 store.write(failed)
             return failed
-    except Timeout:
+    except (Busy, LeaseLost):
         return {**base_record(job), "status": "running"}
     except (BenchError, OSError) as error:  # not even a failed record could be written
         return failed_record(job, error, time.time(), machine.arguments())
 
 
-def _run(job: Job, machine: Machine, store: Store, report: Report) -> dict[str, Any]:
+def _run(job: Job, machine: Machine, store: Store, lease: Lease, report: Report) -> dict[str, Any]:
     threads = machine.threads_for(job)
     torch.set_num_threads(threads)
     device = torch.device(machine.device)
     memory = PeakMemory(device)
     progress_file = store.work / job.run_id / "progress.json"
 
+    pace = Pace()
+
     def tell(progress: dict[str, Any]) -> None:
+        lease.check()
+        progress = {**progress, **pace.expect(progress)}
         with atomic_file(progress_file) as draft:
             draft.write_text(to_json({**progress, "time": time.time()}))
         report(progress)
@@ -105,42 +115,11 @@ def _run(job: Job, machine: Machine, store: Store, report: Report) -> dict[str, 
     tell({"stage": "loading"})
     data = load_data(job, machine.data_root).to(device)
     digest_of_labels = label_digest({name: part.labels for name, part in data.splits.items()})
-    method = get_method(job.method)
-    config = build_config(method.config_type, job.config["method"], job.method)
-    supervision = method.supervision(config)
-    task = data.task(
-        backbone_spec(job.config["backbone"]),
-        train_groups=supervision.train_groups,
-        val_groups=supervision.val_groups,
-    )
     audit = start_audit(data, store.audits, threads)
-    backbone = {k: v for k, v in job.config["backbone"].items() if k != "weights"}
-    meaning = {
-        "fingerprint": job.fingerprint,
-        "labels": digest_of_labels,
-        "dataset": job.config["dataset"],
-        "backbone": backbone,
-        "quick": job.quick,
-    }
-    part = Part(job.run_id, store.work / job.run_id)
-    stages: list[dict[str, Any]] = []
-    scope = RunScope(
-        run_id=job.run_id,
-        seed=job.seed,
-        device=device,
-        meaning=meaning,
-        stages=store.stages,
-        report=tell,
-        audit=audit,
-        not_before=machine.not_before,
+    fit = fit_job(
+        job, data, digest_of_labels, store, device, audit, tell, not_before=machine.not_before
     )
-    try:
-        fitted = method.fit(task, config, RunContext(scope, part, stages))
-    finally:
-        audit.close()
-    own = part.elapsed()
-    rest = {"seconds_standalone": own, "seconds_marginal": own, "image_passes": part.image_passes}
-    stages.append({"name": "fit", "key": job.run_id, **rest, "reused": False, "git": git_state()})
+    fitted = fit.fitted
     tell({"stage": "evaluating"})
     predictions, metrics = predict_splits(fitted, data)
     facts = dict(fitted.facts)
@@ -148,33 +127,34 @@ def _run(job: Job, machine: Machine, store: Store, report: Report) -> dict[str, 
         **base_record(job),
         "status": "done",
         "selection": facts.pop("selection", None),
-        "stages": stages,
+        "stages": fit.stages,
         "peak_memory_bytes": memory.read(),
-        "device": _device_name(device),
+        "energy_kwh": fit.energy_kwh,
+        "device": device_name(device),
         "threads": threads,
         "label_digest": digest_of_labels,
         "metrics": metrics,
         **facts,
     }
+    partition = None
     if fitted.partition is not None:
-        labels = data.splits["train"].labels
-        record["partition"] = partition_quality(fitted.partition.cpu(), labels.groups)
-    rows = with_audit(history_rows(part), store.audits)
+        record["partition"], partition = describe_partition(fitted, data)
+    rows = with_audit(history_rows(fit.part), store.audits)
     if isinstance(fitted, FittedTree):
         record["nct"] = describe_tree(fitted, data, rows)
     history = history_table(rows)
     model = dict(fitted.module.state_dict()) if machine.keep_models else None
-    store.write(record, history, predictions, model)
+    store.write(record, history, predictions, partition, model)
     store.forget_work(job.run_id)
     (store.audits / f"{job.run_id}.jsonl").unlink(missing_ok=True)
     return record
 
 
-def load_data(job: Job, root: Path) -> LoadedData:
+def load_data(job: Job, root: Path, progress: Progress = silent) -> LoadedData:
     """Load a job's dataset, cut down for a quick run, and check that it is the planned one."""
     dataset = get_dataset(job.dataset)
     settings = build_config(dataset.config_type, job.config["dataset"], job.dataset)
-    data = dataset.load(root, settings)
+    data = dataset.load(root, settings, progress)
     if data.facts.fingerprint() != job.fingerprint:
         raise BenchError(
             f"{job.dataset} in {root} is not the data this job was planned for",
@@ -210,6 +190,22 @@ def predict_splits(fitted: Fitted, data: LoadedData) -> tuple[pd.DataFrame, dict
     return pd.concat(frames, ignore_index=True), metrics
 
 
+def describe_partition(fitted: Fitted, data: LoadedData) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Compare an inferred partition of a split with the groups there, and tabulate it."""
+    assert fitted.partition is not None
+    partition, split = fitted.partition.cpu(), fitted.partition_split
+    labels, facts = data.splits[split].labels, data.facts
+    # Where a dataset has many small groups, the unions it names are what one looks for.
+    named = facts.unions or {name: (number,) for number, name in enumerate(facts.groups)}
+    columns = {
+        "id": labels.ids,
+        "group": labels.groups.to(torch.int16),
+        "part": partition.to(torch.int16),
+    }
+    table = pd.DataFrame(columns).sort_values("id", ignore_index=True)
+    return {"split": split, **partition_quality(partition, labels.groups, named)}, table
+
+
 def history_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Put history rows into a table whose first columns every run has."""
     table = pd.DataFrame(rows).drop(columns="record", errors="ignore")
@@ -232,5 +228,6 @@ def _leaves(fitted: Fitted) -> Callable[[Tensor], Tensor]:
     return leaves
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Name the device as records do."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.plan import Job, Request, expand, missing_data, require_weights
+from bench.launch.queue import claims
+from bench.plan import Job, Request, expand, missing_data, one_seed, require_weights
+from bench.records import INTERRUPTED
 from bench.store import Store
 from datasets.errors import BenchError, DataMissing
 from datasets.fetch import get_command
@@ -64,7 +66,7 @@ def _with_weights(request: Request, explicit: bool) -> tuple[tuple[str, ...], li
     kept, skipped = [], []
     for name in request.datasets:
         try:
-            alone = replace(request, datasets=(name,), overrides=_own(request, name))
+            alone = replace(one_seed(request), datasets=(name,), overrides=_own(request, name))
             require_weights(expand(alone), request.data_root)
             kept.append(name)
         except DataMissing:
@@ -81,56 +83,107 @@ def _own(request: Request, dataset: str) -> dict[str, str]:
     return {k: v for k, v in request.overrides.items() if k.split(".")[0] not in others}
 
 
-def overview(jobs: Sequence[Job], store: Store, skipped: Sequence[Skipped] = ()) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Seen:
+    """How a run was found.
+
+    Attributes:
+        status: done, failed, running, queued, preempted (will resume) or missing.
+        claimed: whether a cluster has it, so that nobody need start it.
+    """
+
+    status: str
+    record: dict[str, Any] | None
+    claimed: bool = False
+
+    @property
+    def interrupted(self) -> bool:
+        """Tell whether it failed only because it was stopped, so that it can simply go on."""
+        failed = self.status == "failed" and self.record is not None
+        return failed and self.record is not None and self.record["failure"]["kind"] in INTERRUPTED
+
+
+def survey(run_ids: Iterable[str], store: Store) -> dict[str, Seen]:
+    """Look at runs, each once, and at what a cluster has of them."""
+    claimed = claims(store)
+    seen = {}
+    for run_id in run_ids:
+        if run_id in claimed:
+            seen[run_id] = Seen(claimed[run_id].state, None, claimed=True)
+        else:
+            seen[run_id] = Seen(*store.look(run_id))
+    return seen
+
+
+def survey_stored(store: Store) -> dict[str, Seen]:
+    """Look at everything in a results folder, finished or not."""
+    claimed = claims(store)
+    runs = [p.name for p in store.runs.iterdir()] if store.runs.is_dir() else []
+    started = [p.parent.name for p in store.work.glob("*/progress.json")]
+    known = {name for name in runs if not name.startswith(".")} | set(claimed)
+    seen = {run_id: Seen(*store.look(run_id)) for run_id in sorted(known - set(claimed))}
+    seen = {run_id: found for run_id, found in seen.items() if found.record is not None}
+    seen |= {run_id: Seen(claim.state, None, claimed=True) for run_id, claim in claimed.items()}
+    for run_id in sorted(set(started) - set(seen)):
+        found = Seen(*store.look(run_id))
+        if found.status in ("running", "preempted"):
+            seen[run_id] = found
+    return seen
+
+
+def overview(
+    jobs: Sequence[Job],
+    store: Store,
+    skipped: Sequence[Skipped] = (),
+    seen: Mapping[str, Seen] | None = None,
+) -> dict[str, Any]:
     """Describe a grid as `plan`, `status` and `run` print it."""
-    return summarise([describe_job(job, store) for job in jobs], skipped)
+    seen = survey((job.run_id for job in jobs), store) if seen is None else seen
+    rows = []
+    for job in jobs:
+        named = {"run_id": job.run_id, "method": job.method, "dataset": job.dataset}
+        which = {"seed": job.seed, "variant": job.variant}
+        rows.append({**named, **which, **_state(job.run_id, seen[job.run_id], store)})
+    return summarise(rows, skipped, seen)
 
 
-def describe_job(job: Job, store: Store) -> dict[str, Any]:
-    """Describe one run of a grid."""
-    status = store.status(job.run_id)
-    record = store.record(job.run_id) if status == "failed" else None
+def stored_overview(store: Store, seen: Mapping[str, Seen] | None = None) -> dict[str, Any]:
+    """Describe everything in a results folder, finished or not."""
+    seen = survey_stored(store) if seen is None else seen
+    rows = []
+    for run_id, found in seen.items():
+        facts = _facts(run_id, found.record)
+        rows.append({"run_id": run_id, **facts, **_state(run_id, found, store)})
+    return summarise(rows, (), seen)
+
+
+def _facts(run_id: str, record: dict[str, Any] | None) -> dict[str, Any]:
+    """Say what a run is, by its record or else by its name."""
+    if record is not None:
+        return {key: record[key] for key in ("method", "dataset", "seed", "variant")}
+    method, dataset, seed, _ = run_id.rsplit("-", 3) if run_id.count("-") > 2 else [""] * 4
+    number = int(seed[1:]) if seed[1:].isdigit() else None
+    return {"method": method, "dataset": dataset, "seed": number, "variant": ""}
+
+
+def _state(run_id: str, found: Seen, store: Store) -> dict[str, Any]:
+    ended = found.status in ("done", "failed")
+    failed = found.record if found.status == "failed" else None
     return {
-        "run_id": job.run_id,
-        "method": job.method,
-        "dataset": job.dataset,
-        "seed": job.seed,
-        "variant": job.variant,
-        "status": status,
-        "reason": record["failure"]["message"] if record else "",
-        "path": str(store.runs / job.run_id) if status in ("done", "failed") else "",
+        "status": found.status,
+        "reason": failed["failure"]["message"] if failed else "",
+        "path": str(store.runs / run_id) if ended else "",
     }
 
 
-def stored_overview(store: Store) -> dict[str, Any]:
-    """Describe everything in a results folder, finished or not."""
-    runs = []
-    for record in store.records():
-        runs.append(
-            {
-                **{k: record[k] for k in ("run_id", "method", "dataset", "seed", "variant")},
-                "status": store.status(record["run_id"]),
-                "reason": record.get("failure", {}).get("message", ""),
-                "path": str(store.runs / record["run_id"]),
-            }
-        )
-    known = {run["run_id"] for run in runs}
-    started = sorted(store.work.glob("*/progress.json")) if store.work.is_dir() else []
-    for run_id in (path.parent.name for path in started):
-        method, dataset, seed, _ = run_id.rsplit("-", 3) if run_id.count("-") > 2 else [""] * 4
-        status = store.status(run_id)
-        if run_id in known or status not in ("running", "preempted"):
-            continue
-        seed_number = int(seed[1:]) if seed[1:].isdigit() else None
-        facts = {"run_id": run_id, "method": method, "dataset": dataset, "seed": seed_number}
-        runs.append({**facts, "variant": "", "status": status, "reason": "", "path": ""})
-    return summarise(runs, ())
-
-
-def summarise(runs: list[dict[str, Any]], skipped: Sequence[Skipped]) -> dict[str, Any]:
-    """Count states; an interrupted run counts as missing, for it has to be run."""
+def summarise(
+    runs: list[dict[str, Any]], skipped: Sequence[Skipped], seen: Mapping[str, Seen]
+) -> dict[str, Any]:
+    """Count states; what was interrupted is queued if a cluster has it, else it has to be run."""
     counted = {state: sum(run["status"] == state for run in runs) for state in STATES}
-    counted["missing"] += sum(run["status"] == "preempted" for run in runs)
+    for run in runs:
+        if run["status"] == "preempted":
+            counted["queued" if seen[run["run_id"]].claimed else "missing"] += 1
     return {
         "total": len(runs),
         **counted,

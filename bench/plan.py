@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bench.files import digest
 from datasets.base import BackboneSpec
 from datasets.catalogue import DATASETS, get_dataset
-from datasets.config import as_plain, build_config, coerce
+from datasets.config import as_plain, build_config, coerce, with_overrides
 from datasets.errors import DataMissing, UsageError, did_you_mean
 from datasets.fetch import get_command
 from datasets.weights_source import find_weights
@@ -50,7 +51,7 @@ class Job:
     overrides: dict[str, str] = field(default_factory=dict)
     variant: str = ""
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         """Name the run by what it is and by the hash of what it means."""
         backbone = {k: v for k, v in self.config["backbone"].items() if k != "weights"}
@@ -80,7 +81,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for."""
+    """What the user asked for.
+
+    Attributes:
+        presets: where the user's tuned presets are, if anywhere.
+    """
 
     methods: tuple[str, ...]
     datasets: tuple[str, ...]
@@ -89,6 +94,12 @@ class Request:
     preset: str = "paper"
     overrides: Mapping[str, str] = field(default_factory=dict)
     quick: bool = False
+    presets: Path | None = None
+
+
+def one_seed(request: Request) -> Request:
+    """Cut a request down to what is enough to check it: configurations do not depend on seeds."""
+    return replace(request, seeds=request.seeds[:1])
 
 
 def expand(request: Request) -> list[Job]:
@@ -104,14 +115,15 @@ def expand(request: Request) -> list[Job]:
         backbone = resolve_backbone(facts.backbone, by_owner.get("backbone", {}), request.data_root)
         usual_backbone = resolve_backbone(facts.backbone, {}, request.data_root)
         for method in methods:
-            config = method_config(method, dataset_name, request, by_owner)
+            standin = found is not None and found.marker is not None
+            config = method_config(method, dataset_name, request, by_owner, standin)
             resolved = {
                 method.name: as_plain(config),
                 dataset_name: as_plain(settings),
                 "backbone": backbone,
             }
             usual = {
-                method.name: as_plain(method_config(method, dataset_name, request, {})),
+                method.name: as_plain(method_config(method, dataset_name, request, {}, standin)),
                 dataset_name: as_plain(dataset.config_type()),
                 "backbone": usual_backbone,
             }
@@ -123,7 +135,7 @@ def expand(request: Request) -> list[Job]:
                         dataset=dataset_name,
                         protocol=facts.protocol,
                         fingerprint=facts.fingerprint(),
-                        standin=found is not None and found.marker is not None,
+                        standin=standin,
                         seed=seed,
                         preset=request.preset,
                         quick=request.quick,
@@ -140,10 +152,22 @@ def expand(request: Request) -> list[Job]:
 
 
 def method_config(
-    method: Method, dataset: str, request: Request, overrides: Mapping[str, Mapping[str, str]]
+    method: Method,
+    dataset: str,
+    request: Request,
+    overrides: Mapping[str, Mapping[str, str]],
+    standin: bool,
 ) -> Any:
     """Build a method's configuration: defaults, then the preset, then the user's overrides."""
-    values = {**preset_values(method, dataset, request.preset), **overrides.get(method.name, {})}
+    preset = preset_values(
+        method,
+        dataset,
+        request.preset,
+        folder=request.presets,
+        quick=request.quick,
+        standin=standin,
+    )
+    values = with_overrides(preset, overrides.get(method.name, {}))
     config = build_config(method.config_type, values, method.name)
     quick = getattr(config, "quick", None)
     return quick() if request.quick and quick is not None else config
@@ -205,7 +229,7 @@ def _split_overrides(request: Request) -> dict[str, dict[str, str]]:
     present = {*request.methods, *request.datasets, "backbone"}
     by_owner: dict[str, dict[str, str]] = {}
     for key, value in request.overrides.items():
-        owner, knob = key.split(".")
+        owner, _, knob = key.partition(".")
         if owner not in owners:
             raise UsageError(
                 f"--set {key}: nothing is called '{owner}'{did_you_mean(owner, owners)}",
@@ -227,11 +251,17 @@ def _changes(
     """Keep the overrides that change what a job means; one that repeats the preset does not."""
     changed = {}
     for key, value in overrides.items():
-        owner, knob = key.split(".")
+        owner, _, knob = key.partition(".")
         knob = "weights_sha256" if (owner, knob) == ("backbone", "weights") else knob
-        if owner in resolved and resolved[owner].get(knob) != usual[owner].get(knob):
+        if owner in resolved and _at(resolved[owner], knob) != _at(usual[owner], knob):
             changed[key] = value
     return changed
+
+
+def _at(values: Mapping[str, Any], knob: str) -> Any:
+    """Look up a knob; `part.knob` is one of a config within the config."""
+    part, dot, rest = knob.partition(".")
+    return _at(values.get(part, {}), rest) if dot else values.get(knob)
 
 
 def _sha256(path: Path) -> str:

@@ -162,8 +162,9 @@ def describe(progress: dict[str, Any]) -> str:
     if "epoch" not in progress:
         return str(progress.get("stage", ""))
     text = f"{progress['stage']} epoch {progress['epoch']}/{progress['epochs']}"
-    value = progress.get("selection")
-    return f"{text}, selection {value:.2f}" if value is not None else text
+    value, end = progress.get("selection"), progress.get("expected_end")
+    text += f", selection {value:.2f}" if value is not None else ""
+    return text + (f", until about {time.strftime('%H:%M', time.localtime(end))}" if end else "")
 
 
 def outcome(record: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import platform
 import subprocess
 import sys
@@ -26,12 +27,16 @@ LIBRARIES = (
     "pandas",
 )
 SOURCE = ("bench", "methods", "datasets", "pyproject.toml")
+SUBMITTED = "submitted.json"  # in a copy of the tree that was made for queued jobs: its commit
 
 
 @cache
 def git_state() -> dict[str, Any]:
     """Name the commit of the source tree, and whether the code differs from it."""
     root = Path(bench.__file__).parents[1]
+    if (root / SUBMITTED).exists():
+        submitted: dict[str, Any] = json.loads((root / SUBMITTED).read_text())
+        return submitted
     if not (root / ".git").exists():
         return {"commit": None, "dirty": None}
     commit = _git(root, "rev-parse", "HEAD")

@@ -13,6 +13,9 @@ from bench.provenance import environment, git_state
 from bench.store import SCHEMA_VERSION
 from datasets.errors import BenchError
 
+# Kinds of failure that say nothing about the run: it was stopped, and can simply go on.
+INTERRUPTED = ("worker_died", "node_failure", "cancelled", "lost")
+
 
 def base_record(job: Job) -> dict[str, Any]:
     """Give what is known of a run before it starts."""
@@ -52,7 +55,7 @@ def failed_record(
         places: arguments that name its data root and results folder.
     """
     kind, remedy = getattr(error, "kind", "error"), getattr(error, "remedy", "")
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if _out_of_memory(error):
         kind, remedy = "out_of_memory", "use a smaller batch_size, fewer --workers, or more memory"
     message = error.message if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
@@ -68,3 +71,10 @@ def failed_record(
             "after_seconds": round(time.time() - started, 1),
         },
     }
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out; on a CPU torch says so only in the text of a RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

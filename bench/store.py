@@ -4,6 +4,7 @@ runs/<run id>/record.json, history.parquet, predictions.parquet, [model.safetens
 stages/<name>-<key>/     shared stages
 audits/                  what the audit saw of unfinished runs and of shared stages
 work/                    checkpoints of what is not finished
+launches/                what was submitted to a cluster
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock, Timeout
 from safetensors.torch import save
 from torch import Tensor
 
 from bench.files import StorageError, atomic_folder, storage_errors, tidy, to_json
+from bench.lease import Lease
 from datasets.errors import UsageError
 
 SCHEMA_VERSION = 1
@@ -53,9 +54,17 @@ class Store:
         """What the audit saw of unfinished runs and of shared stages, epoch by epoch."""
         return self.root / "audits"
 
+    @property
+    def launches(self) -> Path:
+        """What was submitted to a cluster."""
+        return self.root / "launches"
+
     def written(self, run_id: str) -> float:
-        """Tell when a run's record was written."""
-        return (self.runs / run_id / "record.json").stat().st_mtime
+        """Tell when a run's record was written; 0 if it has none."""
+        try:
+            return (self.runs / run_id / "record.json").stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
     def check_writable(self) -> None:
         """Fail before any work is done if results could not be kept."""
@@ -68,29 +77,27 @@ class Store:
             tidy(self.runs)
             tidy(self.stages)
 
-    def lock(self, run_id: str) -> FileLock:
+    def lock(self, run_id: str) -> Lease:
         """Give the lock that whoever executes a run holds."""
-        folder = self.work / run_id
-        with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / "lock", timeout=0)
+        return Lease(self.work / run_id / "lock")
 
-    def status(self, run_id: str) -> str:
-        """Tell done, failed, running, preempted (interrupted, will resume) or missing."""
+    def look(self, run_id: str) -> tuple[str, dict[str, Any] | None]:
+        """Tell a run's status, and give its record if it has one.
+
+        The status is done, failed, running, preempted (interrupted, will resume) or missing.
+        """
         record = self.record(run_id)
         if record is not None and record["status"] == "done":
-            return "done"
-        if self._locked(run_id):
-            return "running"
+            return "done", record
+        if self.lock(run_id).held():
+            return "running", record
         if record is not None:
-            return str(record["status"])
-        return "preempted" if self._started(run_id) else "missing"
+            return str(record["status"]), record
+        return "preempted" if self.started(run_id) else "missing", None
 
-    def state(self, run_id: str) -> tuple[str, str]:
-        """Tell a run's status and, if it failed, the kind of failure."""
-        status = self.status(run_id)
-        record = self.record(run_id) if status == "failed" else None
-        return status, str(record["failure"]["kind"]) if record else ""
+    def status(self, run_id: str) -> str:
+        """Tell a run's status."""
+        return self.look(run_id)[0]
 
     def progress(self, run_id: str) -> dict[str, Any]:
         """Give what a running job last reported."""
@@ -128,6 +135,7 @@ class Store:
         record: dict[str, Any],
         history: pd.DataFrame | None = None,
         predictions: pd.DataFrame | None = None,
+        partition: pd.DataFrame | None = None,
         model: dict[str, Tensor] | None = None,
     ) -> Path:
         """Put a run in place, all of it or nothing."""
@@ -135,10 +143,9 @@ class Store:
         with atomic_folder(path) as draft:
             if history is not None:
                 history.to_parquet(draft / "history.parquet", index=False)
-            if predictions is not None:
-                predictions.to_parquet(
-                    draft / "predictions.parquet", index=False, compression="zstd"
-                )
+            for name, table in (("predictions", predictions), ("partition", partition)):
+                if table is not None:
+                    table.to_parquet(draft / f"{name}.parquet", index=False, compression="zstd")
             if model is not None:
                 tensors = {k: v.contiguous().cpu() for k, v in model.items()}
                 (draft / "model.safetensors").write_bytes(save(tensors))
@@ -149,19 +156,8 @@ class Store:
         """Delete the checkpoints of a finished run."""
         shutil.rmtree(self.work / run_id, ignore_errors=True)
 
-    def _locked(self, run_id: str) -> bool:
-        path = self.work / run_id / "lock"
-        if not path.exists():
-            return False
-        try:
-            with FileLock(path, timeout=0):
-                return False
-        except Timeout:
-            return True
-        except OSError:  # a read-only results folder: nothing can be running in it
-            return False
-
-    def _started(self, run_id: str) -> bool:
+    def started(self, run_id: str) -> bool:
+        """Tell whether anybody has ever begun with a run that is not done."""
         return (self.work / run_id / "progress.json").exists()
 
 

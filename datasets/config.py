@@ -30,6 +30,17 @@ def build_config(kind: type[Config], values: Mapping[str, Any], prefix: str) -> 
         raise UsageError(f"{prefix}: {error.message}", error.remedy) from error
 
 
+def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace values by name; `part.name` reaches into a config within the config."""
+    merged = dict(values)
+    for key, value in overrides.items():
+        part, dot, name = key.partition(".")
+        inner = merged.get(part)
+        within = inner if isinstance(inner, Mapping) else {}
+        merged[part] = with_overrides(within, {name: value}) if dot else value
+    return merged
+
+
 def field_types(kind: type[Any]) -> dict[str, Any]:
     """Give the resolved type of every field."""
     hints = typing.get_type_hints(kind)
@@ -57,6 +68,10 @@ def coerce(value: Any, wanted: Any, name: str) -> Any:
         if len(items) != len(arguments):
             raise _refused(name, value, f"a list of {len(arguments)}")
         return tuple(coerce(item, kind, name) for item, kind in zip(items, arguments, strict=True))
+    if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
+        if not isinstance(value, Mapping):
+            raise _refused(name, value, f"given knob by knob, as in {name}.KNOB")
+        return build_config(wanted, value, name)
     return _scalar(value, wanted, name)
 
 
@@ -89,7 +104,12 @@ def _refused(name: str, value: Any, wanted: str) -> UsageError:
 def as_plain(config: Any) -> dict[str, Any]:
     """Give a config as JSON-ready values, the form in which it is hashed and recorded."""
     return {
-        field.name: list(value) if isinstance(value, tuple) else value
+        field.name: _plain_value(getattr(config, field.name))
         for field in dataclasses.fields(config)
-        for value in (getattr(config, field.name),)
     }
+
+
+def _plain_value(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return as_plain(value)
+    return list(value) if isinstance(value, tuple) else value

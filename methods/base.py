@@ -8,11 +8,13 @@ register through the entry-point group `bench.methods`.
 from __future__ import annotations
 
 import importlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from typing import Any, ClassVar, Protocol, TypeVar
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,17 @@ from torch import Tensor, nn
 from datasets.base import BackboneSpec, Task
 from datasets.errors import UsageError, did_you_mean
 
-BUILT_IN = ("methods.erm", "methods.nct.method")
+BUILT_IN = (
+    "methods.erm",
+    "methods.groupdro",
+    "methods.jtt",
+    "methods.eiil",
+    "methods.dfr",
+    "methods.cnc",
+    "methods.george",
+    "methods.exmap",
+    "methods.nct.method",
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,15 @@ class StageResult:
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SharedStage:
+    """A stage that a fit is going to ask for, named before the fit runs."""
+
+    name: str
+    config: Any
+    version: int
 
 
 class Context(Protocol):
@@ -95,13 +116,15 @@ class Fitted(ABC):
 
     Attributes:
         module: the network, for keeping its weights.
-        partition: the group each training sample was inferred to belong to, if any.
+        partition: the group each sample of a split was inferred to belong to, if any.
+        partition_split: which split that is.
         facts: what else belongs in the record, by name.
         snapshots: the model at earlier iterations, for methods that go through several.
     """
 
     module: nn.Module
     partition: Tensor | None = None
+    partition_split: Literal["train", "val"] = "train"
     facts: dict[str, Any]
     snapshots: tuple[Fitted, ...] = ()
 
@@ -133,6 +156,23 @@ class Method(ABC):
     def supervision(self, config: Any) -> Supervision:
         """State what the method, so configured, may see."""
         return Supervision()
+
+    def shared_stage(self, config: Any) -> SharedStage | None:
+        """Name the stage that other runs may share, so that a cluster can have it made once.
+
+        By default it is the ERM that the config carries under `erm`.
+        """
+        as_stage = getattr(getattr(config, "erm", None), "as_stage", None)
+        stage: SharedStage | None = as_stage() if as_stage is not None else None
+        return stage
+
+    def scored_by(self, config: Any) -> tuple[str, ...]:
+        """Name the rules that may score the epochs of the last training, if a fit ends with one.
+
+        By default it is the config's own `selection`. That training has the method's name.
+        """
+        rule = getattr(config, "selection", None)
+        return () if rule is None else (str(rule),)
 
     @abstractmethod
     def fit(self, task: Task, config: Any, ctx: Context) -> Fitted:
@@ -173,13 +213,21 @@ def load_methods() -> dict[str, Method]:
     """Import the methods of this package and of every plug-in, and return all by name."""
     for module in BUILT_IN:
         importlib.import_module(module)
-    for entry in entry_points(group="bench.methods"):
+    for entry in _plug_ins(tuple(sys.path)):
         entry.load()
     return METHODS
 
 
+@cache
+def _plug_ins(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Look for plug-ins once for every search path: it takes a look at each installed package."""
+    return tuple(entry_points(group="bench.methods"))
+
+
 def get_method(name: str) -> Method:
     """Find a method, or suggest the nearest name."""
+    if name in METHODS:  # looking for plug-ins takes a while, and a grid asks thousands of times
+        return METHODS[name]
     known = load_methods()
     if name in known:
         return known[name]

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
-
 from datasets.base import Task
-from methods.backbones import Classifier, build_backbone, build_classifier
-from methods.base import Context, Fitted, Method, Shape, StageResult, register
+from methods.backbones import build_classifier
+from methods.base import Context, Fitted, Method, SharedStage, StageResult, register
+from methods.classifier import FittedClassifier, PlainNetwork
 from methods.optimisation import TrainConfig
 from methods.presets import preset_config
 from methods.training import Training
@@ -27,18 +26,9 @@ STAGE_VERSION = 1  # of what `train_erm` computes, for every method that builds 
 class ErmConfig(TrainConfig):
     """ERM has no knobs of its own."""
 
-
-class FittedClassifier(Fitted):
-    """An ordinary network that maps images to class logits."""
-
-    def __init__(self, module: nn.Module, facts: dict[str, Any]) -> None:
-        self.module = module
-        self.facts = facts
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Score the classes."""
-        scores: Tensor = self.module(images)
-        return scores
+    def as_stage(self) -> SharedStage:
+        """Name the stage that `train_erm` asks for."""
+        return SharedStage("erm", self, STAGE_VERSION)
 
 
 def train_erm(task: Task, config: TrainConfig, ctx: Context) -> FittedClassifier:
@@ -56,18 +46,16 @@ def train_erm(task: Task, config: TrainConfig, ctx: Context) -> FittedClassifier
 
 
 @register("erm", version=1, config=ErmConfig)
-class Erm(Method):
+class Erm(PlainNetwork, Method):
     """Minimise the mean cross-entropy."""
+
+    def shared_stage(self, config: ErmConfig) -> SharedStage:
+        """Name the training itself: other methods begin with it."""
+        return config.as_stage()
 
     def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
         """Train one network on all samples alike."""
         return train_erm(task, config, ctx)
-
-    def revive(self, shape: Shape, config: ErmConfig, weights: dict[str, Tensor]) -> Fitted:
-        """Fill a network of the same shape."""
-        model = Classifier(build_backbone(shape.backbone, shape.channels), len(shape.codes))
-        model.load_state_dict(weights)
-        return FittedClassifier(model.eval(), {})
 
     def search_space(self, trial: Any, task: Task) -> ErmConfig:
         """Search the rates; the rest is the preset's."""

@@ -56,3 +56,12 @@ def class_scores(outputs: Tensor, classes: int) -> Tensor:
 def margin_score(logits: Tensor) -> Tensor:
     """Score of class 1 in a binary task: how far its logit lies above the other's."""
     return logits[:, 1] - logits[:, 0]
+
+
+def worst_case(logits: Tensor, y: Tensor, groups: Tensor, metric: str) -> float:
+    """Lowest group accuracy, or the lowest AUROC of a negative group where that is the metric."""
+    count = int(groups.max()) + 1
+    if metric == "auroc":
+        pairs = pairwise_auroc(margin_score(logits), y, groups, count)
+        return min(pairs.values(), default=float("nan"))
+    return worst_group(group_accuracy(logits.argmax(dim=1), y, groups, count)[0])

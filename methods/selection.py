@@ -16,14 +16,7 @@ from torch.nn import functional
 
 from datasets.base import Task
 from datasets.errors import UsageError
-from methods.metrics import (
-    accuracy,
-    auroc,
-    group_accuracy,
-    margin_score,
-    pairwise_auroc,
-    worst_group,
-)
+from methods.metrics import accuracy, auroc, margin_score, worst_case
 
 
 @dataclass(frozen=True)
@@ -61,17 +54,7 @@ def selection(rule: str, task: Task) -> Selection:
         )
     if rule == "val_auroc":
         return Selection(rule, lambda logits: auroc(margin_score(logits), y))
-    groups, count = (task.val.groups, len(task.groups)) if rule in RULES else (None, 0)
-    if rule == "val_wga" and groups is not None:
-        return Selection(
-            rule,
-            lambda logits: worst_group(group_accuracy(logits.argmax(1), y, groups, count)[0]),
-        )
-    if rule == "val_worst_auroc" and groups is not None:
-        return Selection(
-            rule,
-            lambda logits: min(
-                pairwise_auroc(margin_score(logits), y, groups, count).values(), default=math.nan
-            ),
-        )
+    if rule in ("val_wga", "val_worst_auroc"):
+        groups, metric = task.val.groups, "auroc" if rule == "val_worst_auroc" else "wga"
+        return Selection(rule, lambda logits: worst_case(logits, y, groups, metric))
     raise UsageError(f"unknown selection rule '{rule}'", f"choose from {', '.join(RULES)}")

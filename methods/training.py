@@ -89,6 +89,7 @@ class Training:
         parameters: optimiser parameter groups; all of the model by default.
         select: which epoch is kept; the config's rule by default.
         set_mode: puts the model into training mode; a method may keep parts of it frozen.
+        accumulate: batches whose gradients are averaged into one optimiser step.
         where: further columns of the history rows, such as iteration and phase.
     """
 
@@ -102,6 +103,7 @@ class Training:
     parameters: Iterable[dict[str, Any]] | None = None
     select: Selection | None = None
     set_mode: Callable[[nn.Module], Any] = nn.Module.train
+    accumulate: int = 1
     where: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> Trained:
@@ -147,7 +149,12 @@ class Training:
         self.epoch += 1
         self.ctx.save(self.name, self._state())
         self.ctx.report(
-            stage=self.name, epoch=self.epoch, epochs=self.config.epochs, selection=value
+            stage=self.name,
+            epoch=self.epoch,
+            epochs=self.config.epochs,
+            selection=value,
+            rule=self.rule.rule,
+            **self.where,
         )
 
     def _steps(self) -> float:
@@ -157,12 +164,15 @@ class Training:
         self.set_mode(self.model)
         total = torch.zeros((), device=device)
         with isolated_randomness(self.ctx.seed(self.name, "dropout", self.epoch), device):
-            for batch in self._batches(index):
+            self.optimizer.zero_grad(set_to_none=True)
+            parts = _parts(index, self.config.batch_size)
+            for number, batch in enumerate(self._batches(parts), start=1):
                 with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                     loss = self.loss(self.model, batch)
-                self.optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                self.optimizer.step()
+                (loss / self.accumulate if self.accumulate > 1 else loss).backward()
+                if number % self.accumulate == 0 or number == len(parts):
+                    self.optimizer.step()
+                    self.optimizer.zero_grad(set_to_none=True)
                 total += loss.detach() * len(batch.y)
         self.ctx.count_passes(len(index))
         mean = float(total) / len(index)  # the one place an epoch waits for the device
@@ -174,10 +184,10 @@ class Training:
             )
         return mean
 
-    def _batches(self, index: Tensor) -> Iterator[Batch]:
+    def _batches(self, parts: list[Tensor]) -> Iterator[Batch]:
         """Gather and augment the images of one batch after another."""
         generator = self.ctx.generator(self.name, "augment", self.epoch)
-        for part in _parts(index, self.config.batch_size):
+        for part in parts:
             images = self.task.train_transform(self.task.train.images.batch(part), generator)
             images = images.contiguous(memory_format=torch.channels_last)
             yield Batch(images, self.labels[part], part)
@@ -205,7 +215,7 @@ class Training:
         self.epoch, self.best_epoch, self.stale, self.best_value = state["progress"]
 
 
-def _parts(index: Tensor, size: int) -> Iterator[Tensor]:
+def _parts(index: Tensor, size: int) -> list[Tensor]:
     """Split into parts of `size`; a last part of one joins its neighbour.
 
     Batch-norm cannot train on a single sample.
@@ -213,7 +223,7 @@ def _parts(index: Tensor, size: int) -> Iterator[Tensor]:
     parts = list(index.split(size))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
-    yield from parts
+    return parts
 
 
 @contextmanager

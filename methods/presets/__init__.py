@@ -1,7 +1,12 @@
 """Presets: every method's hyperparameters on a dataset, each value with its source.
 
 `<dataset>.toml` has a table for each method and in it a line for each knob:
-`lr = { value = 1e-3, source = "..." }`.
+`lr = { value = 1e-3, source = "..." }`. A method with a first stage describes it in a table of its
+own, `[cnc.erm]`, which may start from another method's (`like = "erm"`) and change some knobs.
+
+The preset `paper` is what the files here say. The preset `tuned` is what a study found, one file
+for a method on a dataset: in the folder of presets that the user's studies wrote, else in `tuned/`
+here.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from datasets.config import build_config
 from datasets.errors import UsageError
 from methods.base import Method
 
-PRESETS = ("paper",)
+PRESETS = ("paper", "tuned")
 
 
 @dataclass(frozen=True)
@@ -35,18 +40,71 @@ def read_presets(dataset: str) -> dict[str, dict[str, Sourced]]:
         return {}
     tables = tomllib.loads(path.read_text())
     return {
-        method: {knob: Sourced(entry["value"], entry["source"]) for knob, entry in table.items()}
+        method: {knob: _sourced(entry, tables) for knob, entry in table.items()}
         for method, table in tables.items()
     }
 
 
-def preset_values(method: Method, dataset: str, preset: str = "paper") -> dict[str, Any]:
-    """Give the values of a preset; a method without one runs on its defaults."""
+def _sourced(entry: dict[str, Any], tables: dict[str, Any]) -> Sourced:
+    """Read one knob, or the table of a first stage."""
+    if "value" in entry:
+        return Sourced(entry["value"], entry["source"])
+    knobs = {**tables.get(entry.get("like", ""), {}), **entry}
+    values = {name: knob["value"] for name, knob in knobs.items() if isinstance(knob, dict)}
+    return Sourced(values, entry["source"])
+
+
+def tuned_name(method: str, dataset: str, *, quick: bool, standin: bool) -> str:
+    """Name a tuned preset and its study; what comes of smoke runs or stand-ins says so."""
+    return f"{method}-{dataset}" + "-standin" * standin + "-quick" * quick
+
+
+def read_tuned(method: str, name: str, folder: Path | None) -> dict[str, Sourced] | None:
+    """Read a tuned preset, the user's own before the one that was shipped."""
+    for place in (folder, Path(__file__).with_name("tuned")):
+        path = place / f"{name}.toml" if place is not None else None
+        if path is not None and path.is_file():
+            tables = tomllib.loads(path.read_text())
+            return {knob: _sourced(entry, tables) for knob, entry in tables[method].items()}
+    return None
+
+
+def preset_values(
+    method: Method,
+    dataset: str,
+    preset: str = "paper",
+    *,
+    folder: Path | None = None,
+    quick: bool = False,
+    standin: bool = False,
+) -> dict[str, Any]:
+    """Give the values of a preset; a method without one in the paper's runs on its defaults.
+
+    Args:
+        method: whose.
+        dataset: on which.
+        preset: `paper` or `tuned`.
+        folder: where the user's tuned presets are.
+        quick: whether the preset is for smoke runs, which have tuned presets of their own.
+        standin: whether it is for stand-in data, which has tuned presets of its own.
+    """
     if preset not in PRESETS:
         raise UsageError(f"unknown preset '{preset}'", f"choose from {', '.join(PRESETS)}")
-    return {knob: entry.value for knob, entry in read_presets(dataset).get(method.name, {}).items()}
+    if preset == "paper":
+        entries = read_presets(dataset).get(method.name, {})
+    else:
+        name = tuned_name(method.name, dataset, quick=quick, standin=standin)
+        found = read_tuned(method.name, name, folder)
+        if found is None:
+            smoke = " --quick" if quick else ""
+            raise UsageError(
+                f"there is no tuned preset '{name}'" + (f" in {folder}" if folder else ""),
+                f"python -m bench tune --method {method.name} --dataset {dataset}{smoke}",
+            )
+        entries = found
+    return {knob: entry.value for knob, entry in entries.items()}
 
 
-def preset_config(method: Method, dataset: str, preset: str = "paper") -> Any:
-    """Build a method's configuration from its preset for a dataset."""
-    return build_config(method.config_type, preset_values(method, dataset, preset), method.name)
+def preset_config(method: Method, dataset: str) -> Any:
+    """Build a method's configuration from the paper's preset for a dataset."""
+    return build_config(method.config_type, preset_values(method, dataset), method.name)

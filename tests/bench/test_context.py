@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from torch import nn
 
 import bench.audit
 from bench.audit import AuditLink, start_audit
-from bench.context import Part, RunContext, RunScope, history_rows, with_audit
+from bench.context import Part, RunContext, RunScope, Spent, history_rows, with_audit
 from bench.execute import load_data
 from bench.plan import Request, expand
 from bench.provenance import git_state
@@ -81,7 +82,7 @@ def test_a_stage_is_computed_once_and_its_cost_is_told_both_ways(tmp_path: Path)
     for same in ("seconds_standalone", "image_passes", "key", "name"):
         assert shared[same] == paid[same]
     assert paid["image_passes"] == 30
-    assert first.part.elapsed() < 0.03 + paid["seconds_standalone"]
+    assert first.part.elapsed().wall < 0.03 + paid["seconds_standalone"]
     rows = [history_rows(ctx.part) for ctx in (first, second)]
     assert rows[0] == rows[1]
     assert [row["epoch"] for row in rows[0]] == [0, 1, 2]
@@ -185,13 +186,13 @@ def test_history_rows_are_unique_after_a_resume(tmp_path: Path) -> None:
 
 def test_seconds_add_up_over_attempts(tmp_path: Path) -> None:
     first = make_context(tmp_path)
-    first.part.seconds = 100.0
+    first.part.before = Spent(100.0, 50.0)
     first.count_passes(5)
     first.save("toy", {"epoch": 1})
     second = make_context(tmp_path)
     assert second.restore("other") is None
     assert second.restore("toy") == {"epoch": 1}
-    assert 100.0 <= second.part.elapsed() < 105.0
+    assert 100.0 <= second.part.elapsed().wall < 105.0
     assert second.part.image_passes == 5
 
 
@@ -229,10 +230,36 @@ def test_audit_and_report_time_is_not_the_methods(
     audit.close()
     assert time.perf_counter() - began > 0.8  # two epochs, two splits each
     assert ctx.stage_records[0]["seconds_standalone"] < 0.4
-    assert ctx.part.elapsed() < 0.4
+    assert ctx.part.elapsed().wall < 0.4
     rows = with_audit(history_rows(ctx.part), tmp_path / "audit")
     assert [row["epoch"] for row in rows] == [0, 1]
     assert all(0 <= row["audit_test_wga"] <= row["audit_test_avg"] <= 100 for row in rows)
+
+
+def test_processor_time_is_the_methods_own_and_adds_up(tmp_path: Path) -> None:
+    class Busy(AuditLink):
+        """An audit whose thread works hard while the fit waits for it."""
+
+        def look(self, *_: Any) -> None:
+            thread = threading.Thread(target=burn, args=(0.3,))
+            thread.start()
+            thread.join()
+
+    def burn(seconds: float) -> None:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            sum(range(1000))
+
+    ctx = make_context(tmp_path, audit=Busy())
+    ctx.audit({}, torch.zeros(1), nn.Identity())
+    assert ctx.part.elapsed().cpu < 0.2
+    burn(0.2)
+    assert ctx.part.elapsed().cpu >= 0.2
+    ctx.count_passes(1)
+    ctx.save("half", {})
+    again = make_context(tmp_path)
+    again.restore("half")
+    assert again.part.elapsed().cpu >= 0.2
 
 
 def test_a_failing_audit_is_not_silent(tmp_path: Path, digits: LoadedData) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -175,17 +175,18 @@ def test_isic_without_a_subgroup_is_undefined() -> None:
 
 
 class TestPartitionQuality:
+    names: ClassVar = {"common": (0,), "seldom": (1,), "rare": (2,)}
     groups = torch.arange(3).repeat_interleave(torch.tensor([60, 30, 10]))
 
     def test_perfect_partition_under_other_names(self) -> None:
-        quality = partition_quality(torch.tensor([7, -1, 3])[self.groups], self.groups)
+        quality = partition_quality(torch.tensor([7, -1, 3])[self.groups], self.groups, self.names)
         assert (quality["precision"], quality["recall"]) == (1.0, 1.0)
         assert quality["ami"] == pytest.approx(1.0)
         assert sorted(quality["sizes"]) == [10, 30, 60]
-        assert quality["matched_group"] == 2
+        assert quality["matched_group"] == "rare"
 
     def test_one_part_for_all(self) -> None:
-        quality = partition_quality(torch.zeros(100, dtype=torch.long), self.groups)
+        quality = partition_quality(torch.zeros(100, dtype=torch.long), self.groups, self.names)
         assert (quality["precision"], quality["recall"]) == (pytest.approx(0.1), 1.0)
         assert quality["ami"] == pytest.approx(0.0)
         assert quality["sizes"] == [100]
@@ -195,8 +196,9 @@ class TestPartitionQuality:
         part = torch.zeros(100, dtype=torch.long)
         part[90:98] = 1
         part[:2] = 1
-        quality = partition_quality(part, self.groups)
+        quality = partition_quality(part, self.groups, self.names)
         assert (quality["precision"], quality["recall"]) == (pytest.approx(0.8), pytest.approx(0.8))
+        assert quality["enrichment"] == pytest.approx(8.0)  # 80% of the part, 10% of all
         assert quality["sizes"] == [90, 10]
         expected = adjusted_mutual_info_score(self.groups, part)
         assert quality["ami"] == pytest.approx(expected)
@@ -207,11 +209,19 @@ class TestPartitionQuality:
         part[30:90] = 1
         part[90:96] = 1
         part[96:] = 2
-        quality = partition_quality(part, self.groups)
+        quality = partition_quality(part, self.groups, self.names)
         assert (quality["precision"], quality["recall"]) == (1.0, pytest.approx(0.4))
+
+    def test_unions_are_looked_for_as_one(self) -> None:
+        """Groups 1 and 2 together make 40 samples, all of them in one part."""
+        named = {"common": (0,), "others": (1, 2)}
+        quality = partition_quality((self.groups > 0).long(), self.groups, named)
+        assert quality["matched_group"] == "others"
+        assert (quality["precision"], quality["recall"]) == (1.0, 1.0)
+        assert quality["enrichment"] == pytest.approx(2.5)
 
     def test_groups_without_samples_are_not_the_smallest(self) -> None:
         groups = torch.tensor([0, 0, 0, 2])
-        quality = partition_quality(torch.tensor([0, 0, 0, 1]), groups)
-        assert quality["matched_group"] == 2
+        quality = partition_quality(torch.tensor([0, 0, 0, 1]), groups, self.names)
+        assert quality["matched_group"] == "rare"
         assert (quality["precision"], quality["recall"]) == (1.0, 1.0)

@@ -205,6 +205,34 @@ def test_preset_then_overrides() -> None:
     assert job.overrides == {"erm.lr": "0.5"}
 
 
+def test_a_first_stage_has_knobs_of_its_own() -> None:
+    """The rest of the nested config stays the preset's, and an override of it is another run."""
+    plain, changed = (
+        one_job(methods=("eiil",), overrides=overrides)
+        for overrides in ({}, {"eiil.erm.lr": "0.5"})
+    )
+    assert changed.config["method"]["erm"] == {**plain.config["method"]["erm"], "lr": 0.5}
+    assert plain.config["method"]["erm"]["epochs"] == 5  # like CMNIST's ERM
+    assert changed.overrides == {"eiil.erm.lr": "0.5"}
+    assert changed.run_id != plain.run_id
+    (again,) = jobs_of([*shlex.split(changed.command())[3:], "--data-root", str(NOWHERE)])
+    assert again == changed
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("eiil.erm.lrr", "unknown setting 'eiil.erm.lrr'; did you mean 'eiil.erm.lr'"),
+        ("eiil.erm", "eiil.erm must be given knob by knob"),
+        ("eiil.eta.lr", "eiil.eta must be a number"),
+    ],
+)
+def test_wrong_knobs_of_a_first_stage(setting: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        one_job(methods=("eiil",), overrides={setting: "1"})
+    assert message in str(caught.value)
+
+
 def test_a_job_carries_only_the_overrides_that_concern_it() -> None:
     overrides = {"umnist.hflip": "true", "erm.lr": "0.5"}
     request = Request(("erm",), ("umnist", "cmnist"), (0,), NOWHERE, overrides=overrides)

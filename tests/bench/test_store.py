@@ -48,7 +48,7 @@ for trial in range(20):
         while True:
             name = f"run-{trial}-{number % 3}"  # the later ones replace the earlier
             record = {"run_id": name, "status": "done", "filler": ["x" * 50] * 2000}
-            store.write(record, frame, frame, model)
+            store.write(record, frame, frame, frame, model)
             number += 1
     time.sleep(rng.uniform(0.05, 0.6))
     os.kill(child, signal.SIGKILL)
@@ -57,7 +57,7 @@ for trial in range(20):
 
 
 def hold_lock(root: Path, held: Any, release: Any) -> None:
-    with Store(root).lock(RUN):
+    with Store(root).lock(RUN).hold(wait=False):
         held.set()
         release.wait(60)
 
@@ -165,7 +165,7 @@ def test_find_takes_the_beginning_or_the_end(tmp_path: Path) -> None:
 def test_model_and_tables_come_back(tmp_path: Path) -> None:
     model = {"weight": torch.arange(6.0).reshape(2, 3).t()}  # not contiguous
     history = pd.DataFrame({"epoch": [0, 1], "loss": [0.5, None]})
-    path = Store(tmp_path).write({"run_id": RUN, "status": "done"}, history, history, model)
+    path = Store(tmp_path).write({"run_id": RUN, "status": "done"}, history, history, model=model)
     assert torch.equal(load_file(path / "model.safetensors")["weight"], model["weight"])
     pd.testing.assert_frame_equal(pd.read_parquet(path / "history.parquet"), history)
 

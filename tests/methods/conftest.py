@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from bench.audit import AuditLink, start_audit
 from bench.context import Part, RunContext, RunScope
 from datasets.base import BackboneSpec, Facts, LabelledSplit, Labels, LoadedData, Task
 from datasets.images import MemoryImages
 from datasets.transforms import PaddedRandomCrop, ResizedCentreCrop, Transform
+from methods.backbones import Backbone, Classifier
+from methods.base import Context, load_methods
+from methods.training import isolated_randomness
 
 SIDE = 8
 SIZES = {"train": 60, "val": 40, "test": 30}
@@ -65,6 +70,11 @@ def toy_task(toy_data: LoadedData) -> Task:
 
 
 @pytest.fixture
+def selecting_task(toy_data: LoadedData) -> Task:
+    return toy_data.task(BackboneSpec("lenet4"), train_groups=False, val_groups=True)
+
+
+@pytest.fixture
 def granted_task(toy_data: LoadedData) -> Task:
     return toy_data.task(BackboneSpec("lenet4"), train_groups=True, val_groups=True)
 
@@ -87,3 +97,19 @@ def make_context(tmp_path: Path, toy_data: LoadedData) -> Iterator[Callable[...,
     yield make
     for link in links:
         link.close()
+
+
+def small_classifier(task: Task, ctx: Context, name: str) -> Classifier:
+    """A linear network for the toy's 8 x 8 images, which no LeNet could take."""
+    with isolated_randomness(ctx.seed(name, "init"), ctx.device):
+        return Classifier(Backbone(nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 8)), 8), 2)
+
+
+@pytest.fixture
+def small_networks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Classifier]:
+    """Let every method build the small network, and hand it to the test as well."""
+    for method in load_methods().values():
+        module = sys.modules[type(method).__module__]
+        if hasattr(module, "build_classifier"):
+            monkeypatch.setattr(module, "build_classifier", small_classifier)
+    return small_classifier

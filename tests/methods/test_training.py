@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -182,6 +183,34 @@ def test_last_batch_of_one_joins_its_neighbour(toy_task: Task, make_context: Mak
     ).run()
     assert [len(batch.y) for batch in objective.batches] == [4, 5]
     assert torch.cat([batch.index for batch in objective.batches]).tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_accumulated_batches_are_one_larger_batch(
+    toy_task: Task, make_context: MakeContext, accumulate: int
+) -> None:
+    """60 samples in batches of 5: twelve gradients, averaged two or three at a time."""
+    unaugmented = replace(toy_task, train_transform=toy_task.eval_transform)
+    states = []
+    for name, size, together in (("parts", 5, accumulate), ("whole", 5 * accumulate, 1)):
+        model, config = linear(), replace(QUICK, batch_size=size)
+        training = Training(
+            model, unaugmented, config, make_context(name), name="net", accumulate=together
+        )
+        training.run()
+        states.append(model.state_dict())
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_left_over_at_the_end_of_an_epoch_are_applied(
+    toy_task: Task, make_context: MakeContext
+) -> None:
+    """Four batches, five to a step: the one step of the epoch comes at its end."""
+    model = linear()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    Training(model, toy_task, replace(QUICK, epochs=1), make_context(), accumulate=5).run()
+    assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_sampler_may_repeat(toy_task: Task, make_context: MakeContext) -> None:
