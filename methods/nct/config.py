@@ -24,6 +24,8 @@ class NctConfig:
         lr_decay_factor: divides both rates once per iteration.
         phase1_ratio: share of an iteration's epochs that trains the new heads alone.
         scope: `standard` (both phases), `head_only` or `full` (phase 2 only).
+        checkpoint: which epochs compete to be the iteration's result, those of its last `phase` or
+            of the whole `iteration`.
         patience, phase2_patience: epochs without improvement before a phase stops; 0 never stops.
         min_samples: hard children with fewer training samples are merged; 0 merges none.
         weight_cap: largest node weight under class-weight sampling.
@@ -50,6 +52,7 @@ class NctConfig:
     decay: float = 0.5
     plateau_patience: int = 5
     milestones: tuple[int, ...] = ()
+    checkpoint: Literal["phase", "iteration"] = "phase"
     patience: int = 15
     phase2_patience: int = 15
     sampling: Strategy = "geomean"

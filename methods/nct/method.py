@@ -5,9 +5,10 @@ Paper: Garg et al., Discovering Latent Groups for Robust Classification; the aut
 Deviations: none known from the text. Where it is silent or contradicts itself, these readings are
     taken: phi of a linear head is a linear layer of its own; the decay factor divides the
     rates once per iteration; optimiser, schedule and patience are new in each phase and the best
-    checkpoint of phase 2 is the iteration's; samples are routed on augmented images; on CMNIST
-    phase 2 does not stop early and the rate is constant. The pseudo-AUROC is our definition.
-    The batch-norm before phi has no gain and shift of its own, since phi's linear layer has both.
+    checkpoint of phase 2 is the iteration's (on CMNIST the best of both phases); samples are routed
+    on augmented images; on CMNIST no phase stops early and the rate is constant. The pseudo-AUROC
+    is our definition. The batch-norm before phi has no gain and shift of its own, since phi's
+    linear layer has both.
 """
 
 from __future__ import annotations
@@ -108,11 +109,14 @@ class Growth:
         config, t = self.config, tree.depth
         weighted = config.sampling == "class_weights" and t > 1
         weights = node_weights(counts, config.weight_cap) if weighted else torch.ones(len(counts))
-        trained = None
+        select = self._selection(tree)
+        whole = config.checkpoint == "iteration"
+        kept: Trained | None = None
         for phase, epochs in enumerate(config.phase_epochs(t), start=1):
             if epochs == 0:
                 continue
             frozen = phase == 1
+            earlier = copy.deepcopy(tree.state_dict()) if whole and kept is not None else {}
             trained = Training(
                 tree,
                 self.task,
@@ -122,12 +126,16 @@ class Growth:
                 sampler=node_sampler(labels, counts, config.sampling),
                 objective=NodeLoss(labels, weights, config.aux_weight, frozen),
                 parameters=self._parameters(tree, frozen),
-                select=self._selection(tree),
+                select=select,
                 set_mode=_new_heads_only if frozen else nn.Module.train,
                 where={"iteration": t, "phase": phase},
             ).run()
-        assert trained is not None
-        return trained
+            if whole and kept is not None and not select.better(trained.value, kept.value):
+                tree.load_state_dict(earlier)
+            else:
+                kept = trained
+        assert kept is not None
+        return kept
 
     def _parameters(self, tree: Tree, frozen: bool) -> list[dict[str, Any]]:
         backbone_lr, head_lr = self.config.rates(tree.depth)
@@ -203,6 +211,10 @@ class Nct(Method):
     def supervision(self, config: NctConfig) -> Supervision:
         """See no groups at all, and show the discovered ones."""
         return Supervision(interpretable=True)
+
+    def scored_by(self, config: NctConfig) -> tuple[str, ...]:
+        """Name the proxy; iteration 1 has none yet."""
+        return ("pwga2", "pseudo_auroc") if config.iterations > 1 else ()
 
     def fit(self, task: Task, config: NctConfig, ctx: Context) -> Fitted:
         """Train iteration by iteration."""

@@ -132,6 +132,25 @@ class TestPhases:
         assert stages[0] == {"nct-1-2": 1, "nct-2-1": 3, "nct-2-2": 7}
         assert stages[3] == {"nct-1-2": 1, "nct-2-1": 3, "nct-2-2": 4}
 
+    @pytest.mark.parametrize("checkpoint", ["phase", "iteration"])
+    def test_checkpoint_comes_from_the_last_phase_or_from_both(
+        self,
+        toy_task: Task,
+        make_context: MakeContext,
+        monkeypatch: pytest.MonkeyPatch,
+        checkpoint: Any,
+    ) -> None:
+        """The proxy is best in phase 1, whose backbone is still that of iteration 1."""
+        calls = iter([0.9, 0.1, 0.2, 0.3, 0.5])  # two epochs a phase, then the iteration's end
+        monkeypatch.setattr(Growth, "_proxy", lambda self, logits, t: Proxy(next(calls), 100))
+        config = replace(TOY, iterations=2, checkpoint=checkpoint)
+        fitted = fit(toy_task, config, make_context(checkpoint))
+        first, second = (snapshot.tree.state_dict() for snapshot in fitted.snapshots)
+        unmoved = torch.equal(first["backbone.body.1.weight"], second["backbone.body.1.weight"])
+        assert unmoved == (checkpoint == "iteration")
+        kept = fitted.facts["nct"]["iterations"][1]["trained"]
+        assert kept["value"] == (0.9 if checkpoint == "iteration" else 0.3)
+
     def test_routing_sees_the_best_checkpoint(
         self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -132,9 +132,9 @@ def epochs(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     indices: list[Tensor] = []
     original = Training._batches
 
-    def noted(self: Training, index: Tensor) -> Any:
-        indices.append(index)
-        return original(self, index)
+    def noted(self: Training, parts: list[Tensor]) -> Any:
+        indices.append(torch.cat(parts))
+        return original(self, parts)
 
     monkeypatch.setattr(Training, "_batches", noted)
     return indices
