@@ -21,7 +21,8 @@ from bench.execute import load_data
 from datasets.base import LoadedData, Task
 from methods.backbones import build_classifier
 from methods.base import METHODS, Context, Fitted, Method, load_methods
-from methods.erm import ErmConfig, FittedClassifier
+from methods.classifier import FittedClassifier
+from methods.erm import ErmConfig
 from methods.training import Training
 
 NAMES = tuple(load_methods())

@@ -15,6 +15,7 @@ import pytest
 
 from bench.context import RunContext
 from bench.execute import load_data
+from bench.launch.arrays import shared_stage
 from bench.plan import backbone_spec
 from bench.store import Store
 from datasets.base import Task
@@ -114,7 +115,14 @@ class TestRun:
             assert set(stored["metrics"][split]) >= METRICS
             assert ("wga_10digit" in stored["metrics"][split]) == (dataset == "umnist")
         if "partition" in stored:
-            assert set(stored["partition"]) >= {"precision", "recall", "ami", "sizes"}
+            quality = stored["partition"]
+            assert set(quality) >= {"precision", "recall", "enrichment", "ami", "sizes"}
+            table = pd.read_parquet(run.folder / "partition.parquet")
+            labels = load_data(run.job, runs.data_root).splits[quality["split"]].labels
+            order = labels.ids.argsort()
+            np.testing.assert_array_equal(table["id"], labels.ids[order])
+            np.testing.assert_array_equal(table["group"], labels.groups[order])
+            assert sorted(table["part"].value_counts()) == sorted(n for n in quality["sizes"] if n)
 
     def test_declared_supervision_is_the_recorded_one(
         self, runs: Any, name: str, dataset: str
@@ -122,6 +130,14 @@ class TestRun:
         run, method = runs.run(name, dataset), METHODS[name]
         config = build_config(method.config_type, run.job.config["method"], name)
         assert run.record["supervision"] == dataclasses.asdict(method.supervision(config))
+
+    def test_declared_shared_stage_is_one_it_asks_for(
+        self, runs: Any, name: str, dataset: str
+    ) -> None:
+        run = runs.run(name, dataset)
+        declared = shared_stage(run.job, run.record["label_digest"])
+        asked_for = [f"{s['name']}-{s['key']}" for s in run.record["stages"] if s["name"] != "fit"]
+        assert declared in asked_for if asked_for else declared is None
 
     def test_predictions_cover_validation_and_test(
         self, runs: Any, name: str, dataset: str
