@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from bench.commands.common import add_places, add_selection, print_json, print_table, say
 from bench.commands.run import request_from
-from bench.grid import overview, seconds_of
-from bench.plan import expand
+from bench.grid import Skipped, overview, seconds_of
+from bench.plan import Job, expand
 from bench.store import Store
 
 
@@ -20,7 +21,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the matrix; datasets need not be on disk."""
     request, skipped = request_from(arguments, fetch=False, need_data=False)
-    jobs = expand(request)
+    return print_plan(expand(request), skipped, arguments)
+
+
+def print_plan(
+    jobs: Sequence[Job], skipped: Sequence[Skipped], arguments: argparse.Namespace
+) -> int:
+    """Print what is done of the jobs and what the rest is expected to cost."""
     store = Store(arguments.results)
     content = overview(jobs, store, skipped)
     cost = seconds_of(jobs, store)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.commands.common import print_table
+from bench.grid import Seen, survey
 from bench.plan import Job
 from bench.store import Store
 
@@ -21,26 +22,29 @@ COLUMNS = (
 )
 
 
-def print_results(jobs: Sequence[Job], store: Store) -> None:
+def print_results(
+    jobs: Sequence[Job], store: Store, seen: Mapping[str, Seen] | None = None
+) -> None:
     """Print the test metrics of a grid; a cell without runs says why."""
-    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    states: dict[tuple[str, str], list[str]] = {}
-    notes: dict[tuple[str, str], set[str]] = {}
+    seen = survey((job.run_id for job in jobs), store) if seen is None else seen
+    cells: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    states: dict[tuple[str, ...], list[str]] = {}
+    notes: dict[tuple[str, ...], set[str]] = {}
     for job in jobs:
-        key = (job.method, job.dataset)
-        record = store.record(job.run_id)
-        states.setdefault(key, []).append(store.status(job.run_id))
+        key = (job.method, job.dataset, job.variant)
+        record = seen[job.run_id].record
+        states.setdefault(key, []).append(seen[job.run_id].status)
         notes.setdefault(key, set()).update(_notes(job))
         if record is not None and record["status"] == "done":
             cells.setdefault(key, []).append(record["metrics"]["test"])
     shown = [c for c in COLUMNS if any(c[1] in t for tests in cells.values() for t in tests)]
     rows = []
-    for key, state in states.items():
-        tests = cells.get(key, [])
-        label = key[1] + (f" ({', '.join(sorted(notes[key]))})" if notes[key] else "")
-        values = [_cell([t.get(name) for t in tests]) for _, name in shown]
+    for cell, state in states.items():
+        tests = cells.get(cell, [])
+        label = cell[1] + (f" ({', '.join(sorted(notes[cell]))})" if notes[cell] else "")
+        values = [mean_and_spread([t.get(name) for t in tests]) for _, name in shown]
         runs = ", ".join(filter(None, (f"{len(tests)} of {len(state)}", _others(state))))
-        rows.append((key[0], label, runs, *values))
+        rows.append((cell[0], label, runs, *values))
     columns = ("method", "dataset", "runs", *(title for title, _ in shown))
     print_table("Test set, mean +- std over seeds", columns, rows)
 
@@ -53,11 +57,13 @@ def _notes(job: Job) -> list[str]:
     return notes + (changed if len(changed) <= 2 else [f"{len(changed)} settings changed"])
 
 
-def _cell(values: Sequence[float | None]) -> str:
+def mean_and_spread(values: Sequence[float | None], digits: int | None = None) -> str:
+    """Write mean and standard deviation of what is known; AUROCs have more digits."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
-    digits = 3 if max(known) <= 1 and min(known) > 0 else 1
+    if digits is None:
+        digits = 3 if max(known) <= 1 and min(known) > 0 else 1
     mean = f"{statistics.fmean(known):.{digits}f}"
     return f"{mean} +- {statistics.stdev(known):.{digits}f}" if len(known) > 1 else mean
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +14,12 @@ from bench.arguments import parse_names, parse_overrides, parse_seeds
 from bench.commands.common import add_places, add_selection, print_json, say
 from bench.commands.results import print_results
 from bench.execute import Machine
-from bench.grid import Skipped, overview, resolve_datasets
-from bench.launch.local import WorkerDied, default_workers, run_local
-from bench.plan import Job, Request, expand, missing_data
-from bench.progress import Steps, watching
+from bench.grid import Seen, Skipped, overview, resolve_datasets, survey
+from bench.launch.dispatch import launch
+from bench.launch.profile import read_profile
+from bench.plan import Job, Request, expand, missing_data, one_seed
 from bench.store import Store
 from datasets.catalogue import DATASETS, get_dataset
-from datasets.config import build_config
 from datasets.errors import UsageError
 from datasets.fetch import get_command
 from methods.base import get_method, load_methods
@@ -30,6 +30,12 @@ RERUN = ("missing", "failed", "always", "never")
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     add_selection(parser, required=True)
+    add_carrying_out(parser)
+    add_places(parser)
+
+
+def add_carrying_out(parser: argparse.ArgumentParser) -> None:
+    """Add what says how runs are carried out, whichever verb named them."""
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes on this machine")
     parser.add_argument(
         "--rerun",
@@ -38,24 +44,65 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="which runs to carry out: those without a result (default), those that failed, "
         "all, or none",
     )
+    parser.add_argument(
+        "--retries", type=int, default=0, metavar="N", help="try a failed run up to N times more"
+    )
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="submit to SLURM as this profile says (slurm/*.toml), and return at once",
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="with --cluster: follow the runs until they end"
+    )
     parser.add_argument("--keep-models", action="store_true", help="keep each run's weights")
-    add_places(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the grid."""
-    if arguments.workers is not None and arguments.workers < 1:
-        raise UsageError(
-            f"--workers must be at least 1 but got {arguments.workers}", "e.g. --workers 2"
-        )
+    check_how(arguments)
     request, skipped = request_from(arguments, fetch=True)
     jobs = expand(request)
+    content = carry_out(jobs, skipped, arguments)
+    if not arguments.json:
+        print_results(jobs, Store(arguments.results))
+    return tell_outcome(content, skipped, arguments)
+
+
+def check_workers(workers: int | None) -> None:
+    """Refuse to work with nobody."""
+    if workers is not None and workers < 1:
+        raise UsageError(f"--workers must be at least 1 but got {workers}", "e.g. --workers 2")
+
+
+def check_how(arguments: argparse.Namespace) -> None:
+    """Refuse ways of carrying out runs that make no sense, before anything is fetched."""
+    check_workers(arguments.workers)
+    if arguments.retries < 0:
+        raise UsageError(f"--retries cannot be negative but got {arguments.retries}")
+    if arguments.cluster is None:
+        return
+    read_profile(arguments.cluster)
+    if arguments.workers is not None:
+        raise UsageError(
+            "--workers is about processes on this machine, --cluster about other machines",
+            "give one of them; `pack` and `parallel` in the profile say how many run at once",
+        )
+
+
+def carry_out(
+    jobs: Sequence[Job], skipped: Sequence[Skipped], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Run what of the jobs is wanted and not yet done; describe how all of them stand."""
+    profile = read_profile(arguments.cluster) if arguments.cluster is not None else None
     store = Store(arguments.results)
     store.check_writable()
     _tell_skipped(skipped)
-    todo = [job for job in jobs if wanted(store.state(job.run_id), arguments.rerun)]
+    seen = survey((job.run_id for job in jobs), store)
+    todo = [job for job in jobs if wanted(seen[job.run_id], arguments.rerun)]
     machine = Machine(
-        data_root=request.data_root.resolve(),
+        data_root=arguments.data_root.resolve(),
         results=arguments.results.resolve(),
         device="cuda" if torch.cuda.is_available() else "cpu",
         keep_models=arguments.keep_models,
@@ -64,16 +111,26 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
     records: list[dict[str, Any]] = []
     if todo:
-        prepare(todo, machine)
-        workers = min(len(todo), arguments.workers or default_workers(todo))
-        with watching(len(todo)) as watcher:
-            records = run_local(todo, machine, workers, watcher)
-    content = overview(jobs, store, skipped)
+        records = launch(
+            *(todo, machine),
+            say=say,
+            cluster=profile,
+            wait=profile is None or arguments.wait,
+            workers=arguments.workers,
+            retries=arguments.retries,
+        )
+        seen = survey((job.run_id for job in jobs), store)
+    content = overview(jobs, store, skipped, seen)
     _add_unwritten(content, records)
+    return content
+
+
+def tell_outcome(
+    content: dict[str, Any], skipped: Sequence[Skipped], arguments: argparse.Namespace
+) -> int:
+    """Say what failed and what was left out; give the exit code."""
     if arguments.json:
         print_json(content)
-    else:
-        print_results(jobs, store)
     _tell_failed(content)
     _tell_skipped(skipped)
     return 1 if content["failed"] else 0
@@ -97,8 +154,9 @@ def request_from(
         preset=arguments.preset,
         overrides=parse_overrides(arguments.overrides),
         quick=arguments.quick,
+        presets=arguments.results / "presets",
     )
-    expand(request)  # wrong values are errors before anything is fetched
+    expand(one_seed(request))  # wrong values are errors before anything is fetched
     if not need_data:
         lacking = missing_data(datasets, request.data_root)
         return request, [Skipped(name, get_command(name, request.data_root)) for name in lacking]
@@ -106,30 +164,13 @@ def request_from(
     return resolve_datasets(request, explicit=explicit, fetch=fetch, say=say)
 
 
-def wanted(state: tuple[str, str], rerun: str) -> bool:
-    """Decide whether a run in this state is to be carried out.
-
-    A run whose worker was killed counts as interrupted, not as failed: it can simply go on.
-    """
-    status, failure = state
-    if rerun == "always":
-        return True
+def wanted(found: Seen, rerun: str) -> bool:
+    """Decide whether a run that was found so is to be carried out, or followed where it is."""
+    if found.claimed or rerun == "always":
+        return rerun != "never"
     if rerun == "failed":
-        return status == "failed"
-    killed = failure == WorkerDied.kind
-    return rerun == "missing" and (killed or status not in ("done", "failed"))
-
-
-def prepare(jobs: Sequence[Job], machine: Machine) -> None:
-    """Check the data and decode images once, here, before workers start to wait for each other."""
-    steps = Steps()
-    try:
-        for job in {(job.dataset, str(job.config["dataset"])): job for job in jobs}.values():
-            dataset = get_dataset(job.dataset)
-            config = build_config(dataset.config_type, job.config["dataset"], job.dataset)
-            dataset.load(machine.data_root, config, steps)
-    finally:
-        steps.close()
+        return found.status == "failed"
+    return rerun == "missing" and (found.interrupted or found.status not in ("done", "failed"))
 
 
 def _add_unwritten(content: dict[str, Any], records: list[dict[str, Any]]) -> None:

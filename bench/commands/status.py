@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from bench.commands.common import add_places, add_selection, print_json, print_table
 from bench.commands.run import request_from
-from bench.grid import overview, stored_overview
+from bench.grid import Seen, overview, stored_overview, survey, survey_stored
 from bench.plan import expand
 from bench.progress import describe, outcome
 from bench.store import Store
@@ -26,20 +25,23 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.methods = arguments.methods or "all"
         arguments.datasets = arguments.datasets or "all"
         request, skipped = request_from(arguments, fetch=False, need_data=False)
-        content = overview(expand(request), store, skipped)
+        jobs = expand(request)
+        seen = survey((job.run_id for job in jobs), store)
+        content = overview(jobs, store, skipped, seen)
     else:
-        content = stored_overview(store)
+        seen = survey_stored(store)
+        content = stored_overview(store, seen)
     if arguments.json:
         print_json(content)
         return 0
-    states = ", ".join(f"{content[s]} {s}" for s in ("done", "failed", "running", "missing"))
-    rows = [(run["run_id"], run["status"], _detail(run, store)) for run in content["runs"]]
+    counted = ("done", "failed", "running", "queued", "missing")
+    states = ", ".join(f"{content[state]} {state}" for state in counted)
+    rows = [(run_id, found.status, _detail(run_id, found, store)) for run_id, found in seen.items()]
     print_table(f"{content['total']} runs: {states}", ("run", "state", ""), rows)
     return 0
 
 
-def _detail(run: dict[str, Any], store: Store) -> str:
-    if run["status"] in ("running", "preempted"):
-        return describe(store.progress(run["run_id"]))
-    record = store.record(run["run_id"]) if run["path"] else None
-    return outcome(record) if record else ""
+def _detail(run_id: str, found: Seen, store: Store) -> str:
+    if found.status in ("running", "preempted"):
+        return describe(store.progress(run_id))
+    return outcome(found.record) if found.record and found.status in ("done", "failed") else ""

@@ -6,34 +6,32 @@ told one job at a time over a pipe and reports back over it. A worker dies with 
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from bench.execute import Machine, execute
+from bench.execute import Machine
+from bench.launch.worker import (
+    WorkerDied,
+    how_it_died,
+    kills_for_memory,
+    not_for_workers,
+    serve,
+)
 from bench.plan import Job
-from bench.provenance import git_state
 from bench.records import failed_record
 from bench.store import Store
 from datasets.errors import BenchError
 from methods.backbones import LENETS
 
 RETRY_SECONDS = 2.0  # how often to look again at a job that another launcher is running
-
-
-class WorkerDied(BenchError):
-    """A worker process ended in the middle of a job."""
-
-    kind = "worker_died"
 
 
 class Watcher(Protocol):
@@ -54,11 +52,12 @@ class Watcher(Protocol):
 
 @dataclass
 class Worker:
-    """A process, the pipe to it, and the job it is at."""
+    """A process, the pipe to it, the job it is at, and what the kernel had killed before it."""
 
     process: BaseProcess
     pipe: Connection
     job: Job | None = None
+    memory_kills: int = field(default_factory=kills_for_memory)
 
 
 def default_workers(jobs: Sequence[Job]) -> int:
@@ -68,26 +67,41 @@ def default_workers(jobs: Sequence[Job]) -> int:
     if torch.cuda.is_available():
         return min(len(jobs), torch.cuda.device_count())
     if all(job.config["backbone"]["name"] in LENETS for job in jobs):
-        return max(1, min(len(jobs), _cores()))
+        return max(1, min(len(jobs), cores()))
     return 1
 
 
 def run_local(
-    jobs: Sequence[Job], machine: Machine, workers: int, watcher: Watcher
+    jobs: Sequence[Job],
+    machine: Machine,
+    workers: int,
+    watcher: Watcher,
+    retries: int = 0,
+    resumes: int = 0,
 ) -> list[dict[str, Any]]:
-    """Run the jobs and return their records, in the order in which they ended."""
+    """Run the jobs and return their records, in the order in which they ended.
+
+    Args:
+        jobs: what to run.
+        machine: where.
+        workers: how many at a time.
+        watcher: who is told.
+        retries: how often a run that failed, in whatever way, is tried again.
+        resumes: how often a run whose worker was killed goes on without that counting as a try.
+    """
     store = Store(machine.results)
     waiting = deque((job, 0.0) for job in jobs)
+    tries = {job.run_id: {"failed": retries, "killed": resumes} for job in jobs}
     records: list[dict[str, Any]] = []
     crew: list[Worker] = []
     machines = _shares(machine, workers)
     try:
         while waiting or any(worker.job for worker in crew):
-            _hand_out(waiting, crew, machines, watcher)
+            _hand_out(waiting, crew, machines, watcher, tries)
             pipes = [worker.pipe for worker in crew if worker.job]
             for pipe in wait(pipes, timeout=0.2) if pipes else _nap():
                 worker = next(w for w in crew if w.pipe is pipe)
-                record = _listen(worker, watcher, store)
+                record = _listen(worker, watcher)
                 if record is None:
                     continue
                 job, worker.job = worker.job, None
@@ -96,17 +110,34 @@ def run_local(
                     watcher.progressed(job, {"stage": "run by another process"})
                     waiting.append((job, time.monotonic() + RETRY_SECONDS))
                     continue
+                died = not worker.process.is_alive()
+                if died:
+                    crew.remove(worker)
+                if _once_more(record, tries[job.run_id]):
+                    watcher.progressed(job, {"stage": "starting again"})
+                    waiting.append((job, time.monotonic()))
+                    continue
+                if died and record["status"] == "failed":
+                    _keep(record, store)
                 watcher.finished(job, record)
                 records.append(record)
-                if not worker.process.is_alive():
-                    crew.remove(worker)
             watcher.tick()
     finally:
         for worker in crew:
-            worker.process.terminate()
+            worker.process.kill()
         for worker in crew:
             worker.process.join()
     return records
+
+
+def _once_more(record: dict[str, Any], tries: dict[str, int]) -> bool:
+    """Decide whether a run that ended so is handed out again, and count it."""
+    if record["status"] != "failed":
+        return False
+    killed = record["failure"]["kind"] == WorkerDied.kind and tries["killed"] > 0
+    why = "killed" if killed else "failed"
+    tries[why] -= 1
+    return tries[why] >= 0
 
 
 def _hand_out(
@@ -114,6 +145,7 @@ def _hand_out(
     crew: list[Worker],
     machines: list[Machine],
     watcher: Watcher,
+    tries: Mapping[str, Mapping[str, int]],
 ) -> None:
     """Give a job to every idle worker, starting workers as long as there is work for them."""
     crew[:] = [worker for worker in crew if worker.job or worker.process.is_alive()]
@@ -132,7 +164,7 @@ def _hand_out(
         if not entry[1]:  # else it was started before and found to be run by another process
             watcher.started(entry[0])
         try:
-            idle.pipe.send(entry[0])
+            idle.pipe.send((entry[0], tries[entry[0].run_id]["failed"] == 0))
         except OSError:  # it died since it was last looked at: somebody else gets the job
             idle.job = None
             crew.remove(idle)
@@ -144,11 +176,12 @@ def _start(slot: int, machine: Machine) -> Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(
-        target=_serve, args=(theirs, machine), name=f"worker-{slot}", daemon=True
+        target=serve, args=(theirs, machine), name=f"worker-{slot}", daemon=True
     )
-    # A terminal sends Ctrl-C to every process; the launcher alone decides what it means, and a
-    # worker has to be deaf to it from its first moment, before any code of ours runs in it.
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # A terminal sends Ctrl-C to every process, and SLURM its warnings to every process of a task;
+    # the launcher alone decides what they mean, and a worker has to be deaf to them from its first
+    # moment, before any code of ours runs in it.
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, not_for_workers())
     try:
         process.start()
     finally:
@@ -157,7 +190,7 @@ def _start(slot: int, machine: Machine) -> Worker:
     return Worker(process, ours)
 
 
-def _listen(worker: Worker, watcher: Watcher, store: Store) -> dict[str, Any] | None:
+def _listen(worker: Worker, watcher: Watcher) -> dict[str, Any] | None:
     """Take one message; a record ends the job, a broken pipe ends it badly."""
     job = worker.job
     assert job is not None
@@ -165,21 +198,8 @@ def _listen(worker: Worker, watcher: Watcher, store: Store) -> dict[str, Any] | 
         kind, content = worker.pipe.recv()
     except (EOFError, OSError):
         worker.process.join()
-        code = worker.process.exitcode or 0
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-        error = WorkerDied(
-            f"the worker process died ({how})",
-            "most often the machine ran out of memory: use fewer --workers; the run resumes from "
-            "its last epoch",
-        )
-        failed = failed_record(job, error, time.time())
-        try:
-            existing = store.record(job.run_id)
-            if existing is None or existing["status"] != "done":
-                store.write(failed)
-        except BenchError as unwritable:
-            failed["failure"]["message"] += f"; {unwritable.message}"
-        return failed
+        error = how_it_died(worker.process.exitcode or 0, kills_for_memory() > worker.memory_kills)
+        return failed_record(job, error, time.time())
     if kind == "progress":
         watcher.progressed(job, content)
         return None
@@ -187,42 +207,21 @@ def _listen(worker: Worker, watcher: Watcher, store: Store) -> dict[str, Any] | 
     return record
 
 
-def _serve(pipe: Connection, machine: Machine) -> None:
-    """Live as a worker: take jobs until the launcher hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _die_with_parent()
-    git_state()  # now, while the code that was just imported is what lies on disk
-
-    def tell(kind: str, content: dict[str, Any]) -> None:
-        try:
-            pipe.send((kind, content))
-        except OSError:  # the launcher is gone; the checkpoint of this epoch is kept
-            sys.exit(1)
-
-    while True:
-        try:
-            job: Job = pipe.recv()
-        except EOFError:
-            return
-        record = execute(job, machine, lambda progress: tell("progress", progress))
-        tell("record", record)
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to end this process with the launcher, even if that is killed outright."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-        launcher = multiprocessing.parent_process()
-        if launcher is not None and os.getppid() != launcher.pid:
-            sys.exit(1)
+def _keep(failed: dict[str, Any], store: Store) -> None:
+    """Write down the end of a run whose worker could not, unless there is a result already."""
+    try:
+        existing = store.record(failed["run_id"])
+        if existing is None or existing["status"] != "done":
+            store.write(failed)
+    except BenchError as unwritable:
+        failed["failure"]["message"] += f"; {unwritable.message}"
 
 
 def _shares(machine: Machine, workers: int) -> list[Machine]:
     """Divide GPUs and cores among the workers."""
     import torch
 
-    threads = max(1, _cores() // workers)
+    threads = max(1, cores() // workers)
     gpus = torch.cuda.device_count() if machine.device.startswith("cuda") else 0
     return [
         replace(machine, threads=threads, device=f"cuda:{i % gpus}" if gpus else machine.device)
@@ -230,7 +229,11 @@ def _shares(machine: Machine, workers: int) -> list[Machine]:
     ]
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Count the cores this process may use."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")  # not every cluster binds tasks to cores
+    if given.isdigit():
+        return int(given)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from filelock import FileLock
 
-from bench.execute import Machine
+from bench.execute import Machine, execute
 from bench.launch.local import default_workers, run_local
+from bench.lease import Lease
 from bench.plan import Job, Request, expand
 from bench.store import Store
 from methods.base import METHODS, get_method
@@ -28,12 +28,13 @@ from dataclasses import dataclass
 
 from methods.backbones import build_classifier
 from methods.base import Method, register
-from methods.erm import FittedClassifier
+from methods.classifier import FittedClassifier
 
 
 @dataclass(frozen=True)
 class CrashingConfig:
     crash_on: int = -1
+    note: str = ""
 
     def quick(self):
         return self
@@ -44,6 +45,9 @@ class Crashing(Method):
     def fit(self, task, config, ctx):
         if ctx.scope.seed == config.crash_on:
             os._exit(3)
+        if config.note and not os.path.exists(config.note):
+            open(config.note, "w").close()
+            raise RuntimeError("the first attempt")
         return FittedClassifier(build_classifier(task, ctx, "net"), {})
 
     def search_space(self, trial, task):
@@ -91,7 +95,7 @@ class Notes:
 class KillerOfIdleWorkers(Notes):
     """Kills the worker that waits because another process holds its job, then lets the job go."""
 
-    def __init__(self, lock: FileLock) -> None:
+    def __init__(self, lock: Lease) -> None:
         super().__init__()
         self.lock = lock
         self.killed: list[int] = []
@@ -157,13 +161,30 @@ def test_a_worker_that_dies_while_idle_is_replaced(
     (job,) = jobs_of(crashing, digits_root, (0,))
     store = Store(tmp_path / "results")
     lock = store.lock(job.run_id)
-    lock.acquire()
+    assert lock.acquire()
     watcher = KillerOfIdleWorkers(lock)
     (record,) = run_local([job], Machine(digits_root, store.root), 1, watcher)
     assert len(watcher.killed) == 1
     assert record["status"] == "done"
     assert store.status(job.run_id) == "done"
     assert watcher.started_jobs == [job.run_id]  # told once, however often it was tried
+
+
+def test_a_retry_leaves_no_trace_of_the_failure_before_it(
+    crashing: str, digits_root: Path, tmp_path: Path
+) -> None:
+    note = tmp_path / "note"
+    (job,) = jobs_of(crashing, digits_root, (0,), note=str(note))
+    store, notes = Store(tmp_path / "results"), Notes()
+    machine = Machine(digits_root, store.root)
+    failed = execute(job, machine, lambda progress: None, final=False)
+    assert failed["status"] == "failed"
+    assert store.record(job.run_id) is None
+    note.unlink()
+    (record,) = run_local([job], machine, 1, notes, retries=1)
+    assert record["status"] == "done"
+    assert "starting again" in notes.stages
+    assert notes.started_jobs == notes.finished_jobs == [job.run_id]
 
 
 def test_default_workers(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,105 @@
+"""What SLURM knows: its configuration, and which of our tasks it still has.
+
+Its answer is a second opinion: the truth about runs is their records. Finished jobs it forgets
+within minutes, and its accounting, where there is one, lags.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+TIMEOUT_SECONDS = 60
+DEFAULT_ARRAY = 1001  # what SLURM allows unless told otherwise
+OVER = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
+    *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that answers."""
+
+    name: str
+    largest_array: int
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """What SLURM says of one task of an array."""
+
+    job: str
+    state: str
+    reason: str
+
+    @property
+    def over(self) -> bool:
+        """Tell whether it has ended, in whatever way."""
+        return self.state in OVER
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether it has not been started, or is to be started again."""
+        return self.state in ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+
+
+def find_cluster() -> Cluster | None:
+    """Ask which cluster this machine belongs to; None where there is none, or it is silent."""
+    answer = _ask("scontrol", "show", "config")
+    if answer is None:
+        return None
+    found = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", answer, re.MULTILINE))
+    size = found.get("MaxArraySize", "")
+    return Cluster(found.get("ClusterName", ""), int(size) if size.isdigit() else DEFAULT_ARRAY)
+
+
+def task_states() -> dict[tuple[str, int], TaskState] | None:
+    """List this user's tasks by job name and number in the array; None if SLURM is silent."""
+    answer = _ask(
+        *("squeue", "--noheader", "--array", "--states=all", "--user", getpass.getuser()),
+        *("--format", "%j|%F|%K|%T|%r"),
+    )
+    if answer is None:
+        return None
+    states = {}
+    for line in answer.splitlines():
+        name, job, number, state, reason = line.split("|", 4)
+        single = not number.isdigit()  # an array of one is submitted as a plain job
+        key = (name, 0 if single else int(number))
+        states[key] = TaskState(job if single else f"{job}_{number}", state, reason)
+    return states
+
+
+def past_states(jobs: Iterable[str]) -> dict[str, str]:
+    """Ask the accounting, where there is one, how jobs ended that squeue has forgotten."""
+    wanted = ",".join(jobs)
+    answer = wanted and _ask(
+        *("sacct", "--noheader", "--allocations", "--parsable2"),
+        *("--format", "JobID,State", "--jobs", wanted),
+    )
+    rows = (line.split("|", 1) for line in (answer or "").splitlines() if "|" in line)
+    return {job: state.split()[0] for job, state in rows if state.strip()}  # "CANCELLED by 1000"
+
+
+def cancel_tasks(jobs: Iterable[str]) -> None:
+    """Cancel tasks; those that have ended meanwhile do not matter."""
+    listed = list(jobs)
+    for start in range(0, len(listed), 500):
+        _ask("scancel", *listed[start : start + 500])
+
+
+def _ask(program: str, *arguments: str) -> str | None:
+    if shutil.which(program) is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
