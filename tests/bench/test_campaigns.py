@@ -1,0 +1,155 @@
+"""The job sets of the campaigns, against what the paper says of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.ablation import at_iteration, selected_by_rule, selected_on_test
+from bench.campaigns import (
+    CAMPAIGNS,
+    campaign_cells,
+    campaign_jobs,
+    get_campaign,
+    variant_overrides,
+)
+from bench.plan import Request, expand
+from bench.store import Store
+from datasets.catalogue import DATASETS
+from datasets.errors import UsageError
+
+Cli = Callable[..., Any]
+NOWHERE = Path("/nonexistent")
+ALL = tuple(DATASETS)
+MAIN, SWEEP = [0, 1, 2, 3, 4], [0, 1, 2]
+# The default column of each dataset, from the paper's table of hyperparameters and its text.
+AUX = {"waterbirds": "1.0", "celeba": "2.0", "isic": "1.0", "umnist": "0.5", "cmnist": "1.0"}
+SAMPLING = {
+    "waterbirds": "class_weights",
+    "celeba": "downsample",
+    "isic": "class_weights",
+    "umnist": "geomean",
+    "cmnist": "geomean",
+}
+
+
+def columns(name: str, dataset: str) -> dict[str, tuple[list[int], bool]]:
+    """The seeds of each column of a campaign on a dataset, and whether it is the default one."""
+    cells = campaign_cells(CAMPAIGNS[name], [dataset], NOWHERE)
+    return {c.variant.title: ([job.seed for job in c.jobs], c.is_default) for c in cells}
+
+
+def main_runs(dataset: str, seeds: list[int]) -> set[str]:
+    return {job.run_id for job in expand(Request(("nct",), (dataset,), tuple(seeds), NOWHERE))}
+
+
+@pytest.mark.parametrize("dataset", ALL)
+def test_the_columns_are_the_papers(dataset: str) -> None:
+    assert columns("ablation-scope", dataset) == {
+        "Standard": (MAIN, True),
+        "Head-Only": (SWEEP, False),
+        "Full FT": (SWEEP, False),
+    }
+    assert columns("ablation-heads", dataset) == {
+        "Linear": (SWEEP, False),
+        "MLP": (SWEEP, False),
+        "Asymmetric": (MAIN, True),
+        "Reversed": (SWEEP, False),
+    }
+    assert columns("ablation-merging", dataset) == {
+        "Disabled": (SWEEP, False),
+        "Default": (SWEEP, True),  # "3-seed mean" in the caption
+    }
+    assert columns("ablation-aux", dataset) == {
+        value: (MAIN, True) if value == AUX[dataset] else (SWEEP, False)
+        for value in ("0.0", "0.3", "0.5", "0.7", "1.0", "2.0")
+    }
+    titles = {"class_weights": "Class weights", "downsample": "Downsample", "geomean": "Geomean"}
+    assert columns("ablation-sampling", dataset) == {
+        title: (MAIN, True) if value == SAMPLING[dataset] else (SWEEP, False)
+        for value, title in titles.items()
+    }
+
+
+@pytest.mark.parametrize("name", [n for n in CAMPAIGNS if n.startswith("ablation")])
+def test_the_default_column_is_the_main_runs(name: str) -> None:
+    (default,) = [c for c in campaign_cells(CAMPAIGNS[name], ["cmnist"], NOWHERE) if c.is_default]
+    assert {job.run_id for job in default.jobs} <= main_runs("cmnist", MAIN)
+    assert all(job.variant == "" and not job.overrides for job in default.jobs)
+
+
+def test_a_variant_is_a_label_and_its_overrides_are_in_the_job() -> None:
+    jobs = campaign_jobs(CAMPAIGNS["ablation-aux"], ["umnist"], NOWHERE)
+    (job,) = [job for job in jobs if job.variant == "aux_weight=0.3" and job.seed == 0]
+    assert job.overrides == {"nct.aux_weight": "0.3"}
+    request = Request(("nct",), ("umnist",), (0,), NOWHERE, overrides={"nct.aux_weight": "0.3"})
+    assert job.run_id == expand(request)[0].run_id
+
+
+def test_the_main_and_the_timing_campaign_are_the_same_runs() -> None:
+    main = {job.run_id: job for job in campaign_jobs(CAMPAIGNS["main"], ALL, NOWHERE)}
+    timing = campaign_jobs(CAMPAIGNS["timing"], ALL, NOWHERE)
+    assert {job.run_id for job in timing} <= main.keys()
+    paper = {"groupdro", "jtt", "cnc", "eiil", "dfr", "erm", "george", "exmap", "nct"}
+    assert {job.method for job in main.values()} == paper
+    assert {job.seed for job in main.values()} == set(MAIN)
+    assert {job.variant for job in main.values()} == {""}
+    assert not {"erm", "groupdro"} & {job.method for job in timing}  # not in the paper's table
+
+
+def test_the_seeds_can_be_replaced_and_runs_come_once() -> None:
+    jobs = campaign_jobs(CAMPAIGNS["ablation-aux"], ["umnist"], NOWHERE, seeds=[7])
+    assert [job.seed for job in jobs] == [7] * 6
+    assert len({job.run_id for job in jobs}) == 6
+
+
+def test_further_overrides_show_in_every_run() -> None:
+    slower = {"nct.iterations": "2"}
+    jobs = campaign_jobs(CAMPAIGNS["ablation-aux"], ["umnist"], NOWHERE, [7], overrides=slower)
+    assert all(job.overrides["nct.iterations"] == "2" for job in jobs)
+    assert sum(job.variant == "" for job in jobs) == 1
+
+
+def test_an_unknown_campaign_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match="ablation-aux"):
+        get_campaign("ablation-axu")
+
+
+def test_a_campaign_runs_skips_what_exists_and_prints_its_table(
+    cli: Cli, digits_root: Path, tmp_path: Path
+) -> None:
+    words = ("campaign", "ablation-merging", "--datasets", "umnist", "--seeds", "1", "--quick")
+    places = ("--data-root", digits_root, "--results", tmp_path, "--workers", "1")
+    planned = cli(*words, *places, "--plan", "--json").json
+    assert (planned["total"], planned["missing"]) == (2, 2)
+    assert [run["variant"] for run in planned["runs"]] == ["min_samples=0", ""]
+    seen = cli(*words, *places)
+    assert seen.code == 0
+    assert "Disabled" in seen.out and "Default (default)" in seen.out
+    assert "test-selected, as published" in " ".join(seen.out.replace("┃", " ").split())
+    again = cli(*words, *places, "--json")
+    assert again.json["done"] == 2 and "2 not to be run, 0 to run" in again.err
+    (variant,) = [run for run in again.json["runs"] if run["variant"]]
+    record = Store(tmp_path).record(variant["run_id"])
+    assert record is not None
+    assert record["variant"] == "min_samples=0"
+    assert record["overrides"] == variant_overrides("min_samples=0") == {"nct.min_samples": "0"}
+
+
+def test_an_ablation_knows_which_value_was_chosen_on_test() -> None:
+    iterations = [{"t": t, "test": {"wga": wga}} for t, wga in ((1, 9.0), (2, 70.0), (3, 60.0))]
+    record = {
+        "metrics": {"test": {"wga": 60.0}},
+        "nct": {"chosen_iteration": 3, "iterations": iterations},
+    }
+    assert selected_on_test(record) == 70.0
+    assert selected_by_rule(record) == 60.0
+    isic = {"t": 2, "test": {"wga": 1.0, "auroc": 0.9}}
+    record = {
+        "metrics": {"test": {"auroc": 0.9}},
+        "nct": {"chosen_iteration": 2, "iterations": [isic]},
+    }
+    assert (at_iteration(record, 2), at_iteration(record, 3)) == (0.9, None)
