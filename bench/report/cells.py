@@ -2,118 +2,106 @@
 
 from __future__ import annotations
 
-import csv
-import os
-import statistics
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from bench.plan import Request, expand
-from bench.resources import paper_folder
-from datasets.catalogue import DATASETS
-from methods.base import load_methods
+from bench.report.statistics import summarise
 
-Key = tuple[str, str, str]
-"""Method, dataset, metric."""
+Source = Literal["measured", "paper", "expected"]
+"""Ours (runs, data, code); the paper's; or a protocol's constant that no data here confirms."""
 
-PUBLISHED_SEEDS = (0, 1, 2, 3, 4)
-COLUMNS = {
-    "waterbirds": ("wga", "avg"),
-    "celeba": ("wga", "avg"),
-    "isic": ("auroc", "auroc_nonpatch", "auroc_histopath"),
-    "umnist": ("wga", "avg"),
-    "cmnist": ("wga", "avg"),
-}
+EMPTY = "-"
+DIGITS = {"wga": 1, "avg": 1, "auroc": 3, "auroc_nonpatch": 3, "auroc_histopath": 3}
+
+
+@dataclass(frozen=True)
+class About:
+    """What a cell is about, in the words of the store: the first columns of a table's CSV."""
+
+    method: str = ""
+    dataset: str = ""
+    metric: str = ""
+    variant: str = ""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table."""
+    """One cell of a table; it knows all that any rendering shows of it.
 
-    source: Literal["measured", "paper"]
+    Attributes:
+        label: the text of a cell that is no number.
+        note: a word beside the number, such as a verdict.
+        reason: why there is no number.
+        digits: decimals shown; the CSV has the whole number.
+        signed: whether a plus is shown, as for differences.
+        best: marked as the best of its kind.
+        sourced: marked in the paper as taken from another paper.
+    """
+
+    source: Source
+    about: About = About()
     mean: float | None = None
     std: float | None = None
     n: int | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    label: str = ""
+    note: str = ""
     reason: str = ""
     run_ids: tuple[str, ...] = ()
+    digits: int = 1
+    signed: bool = False
+    best: bool = False
+    sourced: bool = False
 
-    def text(self, metric: str) -> str:
-        """Write the number as the paper does."""
+    def number(self, value: float) -> str:
+        """Write a number with this cell's decimals."""
+        return f"{value:{'+' if self.signed else ''},.{self.digits}f}"
+
+    def text(self) -> str:
+        """Write the cell as the paper does: mean ± spread, its label, or a dash."""
+        if self.label:
+            return self.label
         if self.mean is None:
-            return "-"
-        digits = 3 if metric.startswith("auroc") else 1
-        mean = f"{self.mean:.{digits}f}"
-        return mean if self.std is None else f"{mean} ± {self.std:.{digits}f}"
+            return EMPTY
+        spread = "" if self.std is None else f" ± {self.std:,.{self.digits}f}"
+        return self.number(self.mean) + spread
+
+    def details(self) -> str:
+        """Say in a line what the text leaves out: exact values, seeds, runs, or why it is empty."""
+        parts: list[str] = [self.source]
+        if self.mean is not None:
+            parts.append(f"mean {self.mean:.6g}")
+        if self.std is not None:
+            parts.append(f"std {self.std:.6g}")
+        if self.n is not None:
+            parts.append(f"n {self.n}")
+        if self.ci_low is not None and self.ci_high is not None:
+            parts.append(f"95% interval {self.ci_low:.6g} to {self.ci_high:.6g}")
+        if self.reason:
+            parts.append(self.reason)
+        if self.run_ids:
+            parts.append("runs " + " ".join(self.run_ids))
+        return "; ".join(parts)
 
 
-def paper_cells() -> dict[Key, Cell]:
-    """Read the paper's main table."""
-    with (paper_folder() / "main_results.csv").open(newline="") as source:
-        return {
-            (row["method"], row["dataset"], row["metric"]): Cell(
-                "paper", float(row["mean"]), float(row["std"]) if row["std"] else None
-            )
-            for row in csv.DictReader(source)
-        }
-
-
-def published_runs() -> set[str]:
-    """Name the runs of the main table: today's methods and presets, every dataset, seeds 0-4."""
-    request = Request(
-        methods=tuple(load_methods()),
-        datasets=tuple(DATASETS),
-        seeds=PUBLISHED_SEEDS,
-        data_root=Path(os.devnull),  # what a run means does not depend on what is on disk
+def averaged(values: Sequence[tuple[float, str]], about: About, digits: int | None = None) -> Cell:
+    """Average values over runs, each given with its run id; at least one is needed."""
+    summary = summarise([value for value, _ in values])
+    return Cell(
+        "measured",
+        about,
+        mean=summary.mean,
+        std=summary.std,
+        n=summary.n,
+        ci_low=summary.ci_low,
+        ci_high=summary.ci_high,
+        run_ids=tuple(sorted(run_id for _, run_id in values)),
+        digits=DIGITS.get(about.metric, 1) if digits is None else digits,
     )
-    return {job.run_id for job in expand(request)}
 
 
-def exclusion(record: dict[str, Any], published: set[str]) -> str | None:
-    """Say why a run may not enter a paper table, or nothing if it may."""
-    if record["status"] != "done":
-        return str(record["status"])
-    if record["standin"]:
-        return "stand-in data"
-    if record["quick"]:
-        return "quick run"
-    if record["preset"] not in ("paper", "tuned"):
-        return f"preset {record['preset']}"
-    if record["overrides"]:
-        return "settings changed by hand"
-    states = [record["git"], *(stage["git"] for stage in record["stages"])]
-    if any(state["dirty"] is not False for state in states):
-        return "code with uncommitted changes, or of no known commit"
-    if record["seed"] not in PUBLISHED_SEEDS:
-        return "development seed"
-    if record["run_id"] not in published:
-        return "an earlier version of the method, its preset or its data"
-    return None
-
-
-def measured_cells(
-    records: Iterable[dict[str, Any]],
-) -> tuple[dict[Key, Cell], list[tuple[str, str]]]:
-    """Average what may enter the main table; list every run left out with the reason."""
-    published = published_runs()
-    values: dict[Key, list[tuple[float, str]]] = {}
-    left_out = []
-    for record in records:
-        reason = exclusion(record, published)
-        if reason is not None:
-            left_out.append((str(record["run_id"]), reason))
-            continue
-        for metric in COLUMNS.get(record["dataset"], ("wga", "avg")):
-            value = record["metrics"]["test"].get(metric)
-            if value is not None:
-                key = (record["method"], record["dataset"], metric)
-                values.setdefault(key, []).append((value, record["run_id"]))
-    return {key: _averaged(entries) for key, entries in values.items()}, left_out
-
-
-def _averaged(entries: list[tuple[float, str]]) -> Cell:
-    numbers = [value for value, _ in entries]
-    spread = statistics.stdev(numbers) if len(numbers) > 1 else None
-    ids = tuple(sorted(run_id for _, run_id in entries))
-    return Cell("measured", statistics.fmean(numbers), spread, len(numbers), run_ids=ids)
+def empty(about: About, reason: str, source: Source = "measured") -> Cell:
+    """Leave a cell empty and say why."""
+    return Cell(source, about, reason=reason)

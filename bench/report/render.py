@@ -1,121 +1,40 @@
-"""One table, three renderings: CSV, LaTeX with booktabs, and a self-contained HTML page."""
+"""Writing the report: tables as CSV and LaTeX, figures, the document and the page around them."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.files import atomic_file
-from bench.report.cells import COLUMNS, Cell, Key, measured_cells, paper_cells
-
-FIELDS = (
-    *("table", "method", "dataset", "metric", "variant", "mean", "std", "n", "ci_low", "ci_high"),
-    *("source", "reason", "run_ids"),
-)
-TITLES = {
-    "wga": "WGA",
-    "avg": "Avg",
-    "auroc": "Overall",
-    "auroc_nonpatch": "Non-Patch",
-    "auroc_histopath": "Histopath.",
-}
-ESCAPES = str.maketrans(
-    {
-        **{character: f"\\{character}" for character in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-    }
-)
+from bench.report.collection import Collection
+from bench.report.figures.files import WrittenFigure, write_figures
+from bench.report.html import html_page
+from bench.report.latex import document_source, table_source
+from bench.report.tables import all_tables
 
 
-def write_report(records: Iterable[dict[str, Any]], out: Path) -> list[Path]:
-    """Render the main table from stored runs."""
-    paper = paper_cells()
-    measured, left_out = measured_cells(records)
-    metrics = [metric for own in COLUMNS.values() for metric in own]
-    rows = []
-    for method in dict.fromkeys(key[0] for key in (*measured, *paper)):
-        rows.append(_row(method, "measured", measured, "not run"))
-        rows.append(_row(method, "paper", paper, "not in the paper"))
-    content = {
-        "rows": rows,
-        "columns": COLUMNS,
-        "metrics": metrics,
-        "titles": TITLES,
-        "left_out": left_out,
-    }
-    written = {
-        out / "tables" / "main_results.csv": _csv(measured, paper),
-        out / "tables" / "main_results.tex": _latex().get_template("main.tex.j2").render(content),
-        out / "index.html": _html().get_template("index.html.j2").render(content),
-    }
+def write_report(runs: Collection, out: Path, data_root: Path) -> list[Path]:
+    """Render everything from stored runs; a partial or empty store renders too."""
+    tables = all_tables(runs, data_root)
+    figures = write_figures(runs, out / "figures", data_root)
+    written: dict[Path, str] = {}
+    for table in tables:
+        written[out / "tables" / f"{table.label}.csv"] = table.to_csv()
+        written[out / "tables" / f"{table.label}.tex"] = table_source(table)
+    written[out / "main.tex"] = document_source(tables, figure_captions(figures))
+    written[out / "index.html"] = html_page(tables, figures, runs, data_root)
     for path, text in written.items():
         with atomic_file(path) as draft:
-            draft.write_text(text)
-    return list(written)
+            draft.write_text(text, encoding="utf-8")
+    drawn = [out / "figures" / f"{figure.name}.pdf" for figure in figures if not figure.reason]
+    return [*written, *drawn]
 
 
-def _row(
-    method: str, source: Literal["measured", "paper"], cells: Mapping[Key, Cell], reason: str
-) -> dict[str, Any]:
-    empty = Cell(source, reason=reason)
-    keys = [(method, dataset, metric) for dataset, own in COLUMNS.items() for metric in own]
+def figure_captions(figures: Iterable[WrittenFigure]) -> dict[str, str]:
+    """Give the caption of every drawn figure by its file; trials say first that they are."""
+    warning = "Stand-in data or quick runs, not results. "
     return {
-        "method": method,
-        "source": source,
-        "cells": [(key[2], cells.get(key, empty)) for key in keys],
+        f"{figure.name}.pdf": " ".join((warning * figure.trial + figure.caption, *figure.notes))
+        for figure in figures
+        if not figure.reason
     }
-
-
-def _html() -> Environment:
-    return Environment(
-        loader=PackageLoader("bench.report"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        autoescape=True,
-    )
-
-
-def _latex() -> Environment:
-    """Braces mean something in LaTeX, so its templates use other delimiters."""
-    environment = Environment(
-        loader=PackageLoader("bench.report"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        block_start_string="<%",
-        block_end_string="%>",
-        variable_start_string="<<",
-        variable_end_string=">>",
-    )
-    environment.filters["latex"] = lambda text: str(text).translate(ESCAPES)
-    return environment
-
-
-def _csv(measured: Mapping[Key, Cell], paper: Mapping[Key, Cell]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, restval="", lineterminator="\n")
-    writer.writeheader()
-    for cells in (measured, paper):
-        for (method, dataset, metric), cell in cells.items():
-            writer.writerow(
-                {
-                    "table": "main_results",
-                    "method": method,
-                    "dataset": dataset,
-                    "metric": metric,
-                    "mean": cell.mean,
-                    "std": cell.std,
-                    "n": cell.n,
-                    "source": cell.source,
-                    "reason": cell.reason,
-                    "run_ids": " ".join(cell.run_ids),
-                }
-            )
-    return text.getvalue()

@@ -331,14 +331,14 @@ def test_killed_worker_costs_one_run(
     killed: list[str] = []
     listen = local._listen
 
-    def kill_in_the_middle(worker: Any, watcher: Any, store: Any) -> Any:
+    def kill_in_the_middle(worker: Any, watcher: Any) -> Any:
         """Kill the worker of the first run once it has finished an epoch, as the kernel would."""
         run_id = worker.job.run_id
-        if not killed and store.progress(run_id).get("epoch", 0) >= 1:
+        if not killed and Store(tmp_path).progress(run_id).get("epoch", 0) >= 1:
             killed.append(run_id)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.process.pid, signal.SIGKILL)
-        return listen(worker, watcher, store)
+        return listen(worker, watcher)
 
     monkeypatch.setattr(local, "_listen", kill_in_the_middle)
     words = run_words(digits_root, tmp_path, "--datasets", "cmnist", "--seeds", "3")

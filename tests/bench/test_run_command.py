@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from bench.cli import main
 from bench.commands.run import wanted
 from bench.files import read_lines
+from bench.grid import Seen
 from bench.plan import Request, expand
 from bench.store import Store
 from datasets import standins
@@ -63,6 +64,10 @@ def run_ids(root: Path, seeds: tuple[int, ...], **overrides: str) -> list[str]:
     settings = {f"erm.{knob}": value for knob, value in overrides.items()}
     request = Request(("erm",), ("cmnist",), seeds, root, overrides=settings)
     return [job.run_id for job in expand(request)]
+
+
+def found(status: str, kind: str) -> Seen:
+    return Seen(status, {"failure": {"kind": kind}})
 
 
 def files_with_times(folder: Path) -> dict[str, int]:
@@ -129,12 +134,14 @@ def test_second_run_does_nothing(finished: Finished, tmp_path: Path, cli: Any) -
 )
 def test_what_rerun_means(rerun: str, carried_out: set[str]) -> None:
     states = ("missing", "preempted", "running", "failed", "done")
-    assert {state for state in states if wanted((state, ""), rerun)} == carried_out
+    assert {
+        state for state in states if wanted(found(state, "non_finite_loss"), rerun)
+    } == carried_out
 
 
 def test_killed_worker_counts_as_interrupted() -> None:
-    assert wanted(("failed", "worker_died"), "missing")
-    assert not wanted(("failed", "non_finite_loss"), "missing")
+    assert wanted(found("failed", "worker_died"), "missing")
+    assert not wanted(found("failed", "non_finite_loss"), "missing")
 
 
 @pytest.mark.parametrize("rerun", ["never", "failed"])
@@ -387,7 +394,7 @@ def test_network_from_timm_learns_from_jpeg_files(
     tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One thread: on a busy machine two of them mostly wait for each other.
-    monkeypatch.setattr("bench.launch.local._cores", lambda: 1)
+    monkeypatch.setattr("bench.launch.local.cores", lambda: 1)
     folder = standins.write("waterbirds", tmp_path / "data", size=120)
     settings = (
         *("backbone.name=resnet18", "backbone.pretrained=false", "waterbirds.resolution=64"),

@@ -1,0 +1,37 @@
+"""The paper's own numbers, as transcribed in `results/paper`: one tidy file a table."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+
+from bench.report.cells import DIGITS, About, Cell
+from bench.resources import paper_folder
+
+
+@cache
+def paper_rows(name: str) -> tuple[dict[str, str], ...]:
+    """Read one file, row by row."""
+    with (paper_folder() / f"{name}.csv").open(newline="", encoding="utf-8") as source:
+        return tuple(csv.DictReader(source))
+
+
+def paper_cell(row: dict[str, str], about: About, digits: int | None = None) -> Cell:
+    """Make a cell of a row that has a mean and, where the paper gives one, a spread."""
+    return Cell(
+        "paper",
+        about,
+        mean=float(row["mean"]),
+        std=float(row["std"]) if row.get("std") else None,
+        digits=DIGITS.get(about.metric, 1) if digits is None else digits,
+        sourced=row.get("sourced") == "1",
+    )
+
+
+def main_cells() -> dict[tuple[str, str, str], Cell]:
+    """Read the main table, by method, dataset and metric."""
+    cells = {}
+    for row in paper_rows("main_results"):
+        key = (row["method"], row["dataset"], row["metric"])
+        cells[key] = paper_cell(row, About(*key))
+    return cells

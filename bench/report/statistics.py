@@ -1,0 +1,148 @@
+"""Uncertainty: over seeds, over test samples, and between methods.
+
+Three questions, three answers, and every table says which it shows: how much a mean moves from seed
+to seed (standard deviation, bootstrap interval), how much one run's worst group moves with the
+test images at hand (stratified bootstrap), and whether two methods differ on the same seeds
+(paired test, corrected for the number of comparisons).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Values over seeds: the paper's mean and standard deviation, and an interval of the mean."""
+
+    mean: float
+    std: float | None
+    n: int
+    ci_low: float | None
+    ci_high: float | None
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Describe values over seeds; a single seed has no spread."""
+    low, high = seed_interval(values)
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return Summary(statistics.fmean(values), spread, len(values), low, high)
+
+
+def seed_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Bootstrap the mean over seeds: 95%, percentiles, the same resamples every time.
+
+    With five seeds such an interval is narrower than it should be; it is a description of the
+    seeds at hand, not a promise about others.
+    """
+    if len(values) < 2:
+        return None, None
+    if len(set(values)) == 1:
+        return values[0], values[0]
+    from scipy.stats import bootstrap  # slow to import
+
+    result = bootstrap(
+        (np.asarray(values, dtype=float),),
+        np.mean,
+        n_resamples=RESAMPLES,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def worst_group_interval(
+    correct: npt.NDArray[np.bool_], groups: npt.NDArray[Any], resamples: int = RESAMPLES
+) -> tuple[float, float]:
+    """Bootstrap the worst-group accuracy over test samples, in percent, averaged over seeds.
+
+    Samples are drawn again within each group, so that a group keeps its size, and every seed is
+    judged on the same draw, since all seeds share one test set. Samples that the same seeds get
+    right are alike here, so it is enough to draw how often each such pattern appears. The minimum
+    is taken in every resample: which group is worst may change.
+
+    Args:
+        correct: whether each seed (row) got each test sample (column) right.
+        groups: the group of each sample.
+        resamples: how many draws.
+    """
+    draws = np.random.default_rng(0)
+    accuracies = []
+    for group in np.unique(groups):
+        own = correct[:, groups == group]
+        patterns, counts = np.unique(own, axis=1, return_counts=True)
+        size = own.shape[1]
+        drawn = draws.multinomial(size, counts / size, size=resamples)
+        accuracies.append(drawn @ patterns.T / size)
+    worst = 100 * np.min(accuracies, axis=0).mean(axis=1)
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(worst, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two methods on the seeds they share; positive differences favour the first."""
+
+    first: str
+    second: str
+    n: int
+    difference: float
+    p_value: float | None
+    p_corrected: float | None = None
+
+
+def compare_pairs(values: Mapping[str, Mapping[int, float]]) -> list[Comparison]:
+    """Compare every two methods by a paired t-test over shared seeds, Holm-corrected.
+
+    Args:
+        values: for each method, the value of each seed.
+    """
+    names = list(values)
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    tested = [_paired(a, b, values[a], values[b]) for a, b in pairs]
+    corrected = iter(holm([c.p_value for c in tested if c.p_value is not None]))
+    return [
+        c
+        if c.p_value is None
+        else Comparison(c.first, c.second, c.n, c.difference, c.p_value, next(corrected))
+        for c in tested
+        if c.n > 0
+    ]
+
+
+def _paired(
+    first: str, second: str, ours: Mapping[int, float], theirs: Mapping[int, float]
+) -> Comparison:
+    shared = sorted(set(ours) & set(theirs))
+    differences = [ours[seed] - theirs[seed] for seed in shared]
+    if not shared:
+        return Comparison(first, second, 0, math.nan, None)
+    mean = statistics.fmean(differences)
+    if len(shared) < 2 or len(set(differences)) == 1:  # no spread: nothing to test against
+        return Comparison(first, second, len(shared), mean, None)
+    from scipy.stats import ttest_1samp  # slow to import
+
+    return Comparison(first, second, len(shared), mean, float(ttest_1samp(differences, 0).pvalue))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number (Holm 1979), in the order given."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    corrected = [0.0] * len(p_values)
+    running = 0.0
+    for rank, i in enumerate(order):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = running
+    return corrected
