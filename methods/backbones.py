@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from datasets.base import BackboneSpec, Task
 from datasets.errors import DataCorrupt, DataMissing, UsageError
@@ -34,6 +35,25 @@ class Backbone(nn.Module):
         """Compute the features of a batch."""
         features: Tensor = self.body(images)
         return features
+
+
+class Pool(nn.MaxPool2d):
+    """Maximum over 2 x 2 windows; without gradients by comparing slices, which is far faster.
+
+    Both ways give the same values to the last bit, and the slower one is needed only to know which
+    pixel of a window a gradient goes to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Halve height and width, leaving out an odd last row or column."""
+        if torch.is_grad_enabled():
+            return functional.max_pool2d(images, 2)
+        even = images[:, :, : images.shape[2] // 2 * 2, : images.shape[3] // 2 * 2]
+        wide = torch.maximum(even[:, :, :, 0::2], even[:, :, :, 1::2])
+        return torch.maximum(wide[:, :, 0::2], wide[:, :, 1::2])
 
 
 class Classifier(nn.Module):
@@ -87,8 +107,8 @@ def check_backbone(name: str) -> None:
 
 def _convolutions(channels: int) -> tuple[nn.Module, ...]:
     return (
-        *(nn.Conv2d(channels, 6, 5), nn.MaxPool2d(2), nn.ReLU()),
-        *(nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(channels, 6, 5), Pool(), nn.ReLU()),
+        *(nn.Conv2d(6, 16, 5), Pool(), nn.ReLU()),
     )
 
 

@@ -16,6 +16,7 @@ from datasets.errors import DataCorrupt, DataMissing, UsageError
 from methods.backbones import (
     Backbone,
     Classifier,
+    Pool,
     build_backbone,
     build_classifier,
     check_backbone,
@@ -57,7 +58,7 @@ def test_pooling_before_the_relu_changes_nothing(name: str, channels: int) -> No
     backbone = build_backbone(BackboneSpec(name), channels)
     published = relu_before_pool(backbone)
     kinds = [type(layer) for layer in published[:3]]
-    assert kinds == [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
+    assert kinds == [nn.Conv2d, nn.ReLU, Pool]
     images, weights = torch.randn(8, channels, 32, 32), torch.randn(backbone.dim)
 
     def value_and_gradients(network: nn.Module) -> tuple[Tensor, list[Tensor]]:
@@ -70,6 +71,20 @@ def test_pooling_before_the_relu_changes_nothing(name: str, channels: int) -> No
     assert torch.equal(ours[0], theirs[0])
     assert len(ours[1]) == len(list(backbone.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(ours[1], theirs[1], strict=True))
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 28, 28), (2, 16, 10, 10), (1, 2, 7, 5)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_pooling_without_gradients_gives_the_same_bits(
+    shape: tuple[int, ...], layout: torch.memory_format
+) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(shape).contiguous(memory_format=layout)
+    images[..., :3, :3] = 0.25  # ties, as in the background of a digit
+    with torch.no_grad():
+        fast = Pool()(images)
+    assert torch.equal(fast, nn.MaxPool2d(2)(images))
+    assert torch.equal(fast, Pool()(images.requires_grad_()))
 
 
 def test_initialisation_depends_on_the_seed_alone(
