@@ -21,6 +21,7 @@ from methods.torchvision_shim import import_timm
 from methods.training import isolated_randomness
 
 LENETS = ("lenet4", "lenet5")
+CONVOLUTIONS = 6  # layers of a LeNet before what is different in the two
 
 
 class Backbone(nn.Module):
@@ -56,6 +57,50 @@ class Pool(nn.MaxPool2d):
         return torch.maximum(wide[:, :, 0::2], wide[:, :, 1::2])
 
 
+class WholeImageConv(nn.Conv2d):
+    """A convolution whose kernel covers the image, computed as the matrix product it is."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Reduce each image to one pixel."""
+        flat = functional.linear(images.flatten(1), self.weight.flatten(1), self.bias)
+        return flat[:, :, None, None]
+
+
+class LeNet(nn.Sequential):
+    """Layers in order; in training, grey images go through the convolutions in pairs.
+
+    Six channels fill less than half of a vector register. Two images laid side by side, as the two
+    groups of a grouped convolution with the same weights twice, fill it: the same sums, a third
+    more images a second. With three input channels it gains nothing.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the features of a batch."""
+        layers = list(self.children())
+        grey, even = images.shape[1] == 1, len(images) % 2 == 0
+        if self.training and torch.is_grad_enabled() and grey and even:
+            images = _in_pairs(layers[:CONVOLUTIONS], images)
+            layers = layers[CONVOLUTIONS:]
+        for layer in layers:
+            images = layer(images)
+        return images
+
+
+def _in_pairs(layers: list[nn.Module], images: Tensor) -> Tensor:
+    """Apply layers to two images at a time, side by side in the channels."""
+    pairs = images.unflatten(0, (-1, 2)).flatten(1, 2)
+    pairs = pairs.contiguous(memory_format=torch.channels_last)
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            assert layer.bias is not None
+            weight, bias = layer.weight.repeat(2, 1, 1, 1), layer.bias.repeat(2)
+            pairs = functional.conv2d(pairs, weight, bias, groups=2)
+        else:
+            pairs = layer(pairs)
+    singles: Tensor = pairs.unflatten(1, (2, -1)).flatten(0, 1)
+    return singles
+
+
 class Classifier(nn.Module):
     """A backbone and one linear layer."""
 
@@ -83,12 +128,11 @@ def build_classifier(task: Task, ctx: Context, name: str) -> Classifier:
 def build_backbone(spec: BackboneSpec, channels: int) -> Backbone:
     """Build a backbone, with its ImageNet weights where the spec asks for them."""
     if spec.name == "lenet4":
-        return Backbone(
-            nn.Sequential(*_convolutions(channels), nn.Conv2d(16, 120, 5), *_flat()), 120
-        )
+        last = WholeImageConv(16, 120, 5), nn.ReLU(), nn.Flatten()
+        return Backbone(LeNet(*_convolutions(channels), *last), 120)
     if spec.name == "lenet5":
         dense = nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()
-        return Backbone(nn.Sequential(*_convolutions(channels), nn.Flatten(), *dense), 84)
+        return Backbone(LeNet(*_convolutions(channels), nn.Flatten(), *dense), 84)
     return _timm_backbone(spec, channels)
 
 
@@ -110,10 +154,6 @@ def _convolutions(channels: int) -> tuple[nn.Module, ...]:
         *(nn.Conv2d(channels, 6, 5), Pool(), nn.ReLU()),
         *(nn.Conv2d(6, 16, 5), Pool(), nn.ReLU()),
     )
-
-
-def _flat() -> tuple[nn.Module, ...]:
-    return nn.ReLU(), nn.Flatten()
 
 
 def _timm_backbone(spec: BackboneSpec, channels: int) -> Backbone:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from datasets.errors import UsageError
 from datasets.transforms import Transform
-from methods.backbones import Backbone, Classifier, Pool
+from methods.backbones import Backbone, Classifier, LeNet, Pool, WholeImageConv
 from methods.prediction import EvalImages
 from methods.torchvision_shim import declare_missing_operators, import_timm
 
@@ -24,7 +24,7 @@ BATCH_PIXELS = 8 * 224**2  # 8 images of side 224 and 512 of side 28, as the aut
 EPSILON = 1e-6
 LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.ReLU, nn.Flatten, nn.Identity),
-    *(Pool, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    *(WholeImageConv, Pool, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
 )
 """Layers with a rule, or whose gradient hands relevance down as it should be."""
 
@@ -108,7 +108,7 @@ def canonical_form(network: nn.Module) -> nn.Module:
 
     resnet = timm.models.resnet
     blocks = (resnet.BasicBlock, resnet.Bottleneck)
-    ours = (nn.Sequential, Classifier, Backbone)
+    ours = (nn.Sequential, Classifier, Backbone, LeNet)
     known = (*LAYERS, *ours, *blocks, resnet.ResNet, timm.layers.SelectAdaptivePool2d)
     for part in network.modules():
         if type(part) not in known:

@@ -16,6 +16,7 @@ from datasets.errors import DataCorrupt, DataMissing, UsageError
 from methods.backbones import (
     Backbone,
     Classifier,
+    LeNet,
     Pool,
     build_backbone,
     build_classifier,
@@ -56,7 +57,7 @@ def relu_before_pool(backbone: Backbone) -> nn.Sequential:
 def test_pooling_before_the_relu_changes_nothing(name: str, channels: int) -> None:
     torch.manual_seed(0)
     backbone = build_backbone(BackboneSpec(name), channels)
-    published = relu_before_pool(backbone)
+    published = relu_before_pool(backbone.eval())
     kinds = [type(layer) for layer in published[:3]]
     assert kinds == [nn.Conv2d, nn.ReLU, Pool]
     images, weights = torch.randn(8, channels, 32, 32), torch.randn(backbone.dim)
@@ -71,6 +72,31 @@ def test_pooling_before_the_relu_changes_nothing(name: str, channels: int) -> No
     assert torch.equal(ours[0], theirs[0])
     assert len(ours[1]) == len(list(backbone.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(ours[1], theirs[1], strict=True))
+
+
+@pytest.mark.parametrize("count", [2, 7, 64])
+def test_images_in_pairs_give_the_same_features_and_gradients(count: int) -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone(BackboneSpec("lenet4"), 1).to(memory_format=torch.channels_last)
+    assert isinstance(backbone.body, LeNet)
+    weights = torch.randn(120, dtype=torch.double)
+    images = torch.randn(count, 1, 32, 32, dtype=torch.double)
+    backbone.double()
+
+    def value_and_gradients(network: nn.Module) -> tuple[Tensor, list[Tensor]]:
+        backbone.zero_grad()
+        out = network(images)
+        (out @ weights).sum().backward()
+        return out.detach(), [p.grad.clone() for p in backbone.parameters() if p.grad is not None]
+
+    ours = value_and_gradients(backbone.train())
+    plain = relu_before_pool(backbone)
+    plain[6] = nn.Conv2d(16, 120, 5)
+    plain[6].weight, plain[6].bias = backbone.body[6].weight, backbone.body[6].bias
+    published = value_and_gradients(plain)
+    torch.testing.assert_close(ours[0], published[0])
+    torch.testing.assert_close(ours[1], published[1])
+    torch.testing.assert_close(backbone.eval()(images), ours[0])
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 28, 28), (2, 16, 10, 10), (1, 2, 7, 5)])
