@@ -18,6 +18,7 @@ from torch import Tensor
 
 from datasets.errors import BenchError, DataCorrupt
 from datasets.images import Images
+from datasets.resident import place
 from datasets.transforms import Transform
 
 SPLITS = ("train", "val", "test")
@@ -184,7 +185,7 @@ class LoadedData:
     def to(self, device: torch.device) -> LoadedData:
         """Hand out image batches on `device`; labels stay on the CPU."""
         splits = {
-            name: LabelledSplit(split.labels, split.images.to(device))
+            name: LabelledSplit(split.labels, place(split.images, device))
             for name, split in self.splits.items()
         }
         return LoadedData(self.facts, splits, self.standin)

@@ -106,7 +106,22 @@ class MappedImages:
             stop = start + h * w * self.channels
             pixels[slot, :h, :w] = self._bytes[start:stop].reshape(h, w, self.channels)
         batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-        return ImageBatch(batch.to(self.device), sizes.to(self.device))
+        if (
+            self.device.type == "cuda"
+        ):  # only from pinned memory does a copy not wait for the device
+            batch, sizes = batch.pin_memory(), sizes.pin_memory()
+        return ImageBatch(
+            batch.to(self.device, non_blocking=True), sizes.to(self.device, non_blocking=True)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file, which may hold more images than these."""
+        return len(self._bytes)
+
+    def pixels(self) -> Tensor:
+        """Read the whole file into memory."""
+        return torch.from_numpy(np.array(self._bytes))
 
     def subset(self, index: Tensor) -> MappedImages:
         """Restrict to the images at `index`."""

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from datasets.base import Task
 from datasets.errors import BenchError
+from datasets.resident import batches
 from methods.base import Context
 from methods.optimisation import TrainConfig, build_optimizer, build_schedule, step_schedule
 from methods.prediction import EvalImages, predict_with
@@ -187,8 +188,8 @@ class Training:
     def _batches(self, parts: list[Tensor]) -> Iterator[Batch]:
         """Gather and augment the images of one batch after another."""
         generator = self.ctx.generator(self.name, "augment", self.epoch)
-        for part in parts:
-            images = self.task.train_transform(self.task.train.images.batch(part), generator)
+        for part, raw in zip(parts, batches(self.task.train.images, parts), strict=True):
+            images = self.task.train_transform(raw, generator)
             images = images.contiguous(memory_format=torch.channels_last)
             yield Batch(images, self.labels[part], part)
 
