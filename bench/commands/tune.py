@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.arguments import parse_overrides
-from bench.commands.common import add_places, print_json, print_table, say
+from bench.commands.common import add_overrides, add_places, print_json, print_table, say
 from bench.commands.run import check_workers
 from bench.grid import resolve_datasets
 from bench.launch.dispatch import prepare
@@ -58,15 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"a development seed (default: {FIRST_DEVELOPMENT_SEED})",
     )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting that holds in every trial",
-    )
+    add_overrides(parser, "a setting that holds in every trial, searched or not")
     parser.add_argument(
         "--prune",
         action="store_true",
