@@ -78,7 +78,7 @@ def test_a_trial_that_diverged_counts_and_one_that_failed_does_not(tmp_path: Pat
     first, second = study.claim(2), study.claim(2)
     assert first is not None and second is not None
     study.diverged(first, {})
-    study.failed(second, "no such file")
+    study.failed(second, "no such file", {})
     assert len(study.finished()) == 1
     third = study.claim(2)
     assert third is not None
@@ -92,7 +92,7 @@ def test_many_failures_end_the_study(tmp_path: Path) -> None:
         for _ in range(FAILURES):
             claim = study.claim(50)
             assert claim is not None
-            study.failed(claim, "no such file")
+            study.failed(claim, "no such file", {})
 
 
 def test_a_journal_with_half_a_line_is_mended(tmp_path: Path) -> None:
