@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk import Desk, wait_until
+from desk import REPOSITORY, Desk, wait_until
 
 pytestmark = pytest.mark.slurm
 
 SLOW = "slow-cmnist-standin-quick"
+PACE = "slow.pause=0.5"
 
 
 def tune(desk: Desk, *settings: str, method: str = "slow", trials: int = 3) -> list[object]:
@@ -53,10 +54,14 @@ def outcome(summary: dict[str, Any]) -> list[Any]:
     return sorted(found, key=lambda trial: trial[0])
 
 
-def undisturbed(desk: Desk, words: list[object], results: Path) -> list[Any]:
-    """Give the outcome of the same study, made here by one worker."""
-    here = [results if word == desk.results else word for word in words]
-    return outcome(json.loads(desk.bench(*here, "--json")[0]))
+@pytest.fixture(scope="module")
+def undisturbed(digits: Path, site: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The outcome of the study below, made here by one worker that nobody interrupted."""
+    paths = os.pathsep.join([str(REPOSITORY), str(site)])
+    results = tmp_path_factory.mktemp("undisturbed") / "results"
+    desk = Desk(results, digits, {**os.environ, "PYTHONPATH": paths})
+    results.mkdir()
+    return outcome(json.loads(desk.bench(*tune(desk, PACE), "--json")[0]))
 
 
 def test_workers_on_a_cluster_make_the_trials_and_the_preset(desk: Desk) -> None:
@@ -74,7 +79,7 @@ def test_workers_on_a_cluster_make_the_trials_and_the_preset(desk: Desk) -> None
     )
 
 
-def test_a_time_limit_shorter_than_the_study(desk: Desk, tmp_path: Path) -> None:
+def test_a_time_limit_shorter_than_the_study(desk: Desk) -> None:
     # A trial takes some 25 seconds, so the limit of a minute falls into one.
     words = tune(desk, "slow.epochs=10", "slow.pause=2.5")
     profile = desk.profile(minutes=1, signal_seconds=5)
@@ -95,9 +100,9 @@ def test_a_time_limit_shorter_than_the_study(desk: Desk, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("how", ["requeue", "preempt", "kill"])
 def test_an_interrupted_study_is_the_one_that_nobody_interrupted(
-    desk: Desk, tmp_path: Path, how: str
+    desk: Desk, undisturbed: list[Any], how: str
 ) -> None:
-    words = tune(desk, "slow.pause=0.5")
+    words = tune(desk, PACE)
     desk.bench(*words, "--cluster", desk.profile(requeues=3))
     wait_until(lambda: under_way(desk))
     (row,) = desk.status()["studies"]
@@ -113,7 +118,7 @@ def test_an_interrupted_study_is_the_one_that_nobody_interrupted(
     summary = ended(desk, words)
     assert summary["trials"]["interrupted"] >= 1 and summary["trials"]["failed"] == 0
     assert_each_trial_once(summary, 3, desk.results / "studies" / SLOW)
-    assert outcome(summary) == undisturbed(desk, words, tmp_path / "undisturbed")
+    assert outcome(summary) == undisturbed
 
 
 def test_status_and_cancel_know_the_workers_and_the_study_goes_on(desk: Desk) -> None:
