@@ -215,14 +215,17 @@ class RunContext:
         self, path: Path, meaning: dict[str, Any], compute: Callable[[Context], StageResult]
     ) -> None:
         work = path.with_name(f"{path.name}.work")
+        began = Spent.now()
         part = Part(path.name, work)
         inner = RunContext(self.scope, part, [])
         threads = torch.get_num_threads()
         try:
             result = compute(inner)
-        except Pruned as stopped:  # nobody will ask for the rest of it
-            stopped.stages += [*inner.stage_records, part_record("unfinished", part)]
-            shutil.rmtree(work, ignore_errors=True)
+        except Exception as stopped:  # it did cost what it did
+            self.stage_records += [*inner.stage_records, part_record("unfinished", part)]
+            self.part.away += Spent.now() - began
+            if isinstance(stopped, Pruned):  # nobody will ask for the rest of it
+                shutil.rmtree(work, ignore_errors=True)
             raise
         finally:
             torch.set_num_threads(threads)  # libraries that limit them may give back too many

@@ -11,7 +11,6 @@ from bench.audit import AuditLink
 from bench.context import Part, Report, RunContext, RunScope, part_record
 from bench.energy import measured_energy
 from bench.plan import Job, backbone_spec
-from bench.pruning import Pruned
 from bench.store import Store
 from datasets.base import LoadedData, Task
 from datasets.config import build_config
@@ -60,12 +59,16 @@ def fit_job(
     audit: AuditLink,
     report: Report,
     not_before: float = 0.0,
+    accounts: list[dict[str, Any]] | None = None,
 ) -> Fit:
-    """Fit the job's method; `labels` is the digest of all labels, which shared stages depend on."""
+    """Fit the job's method; `labels` is the digest of all labels, which shared stages depend on.
+
+    What it costs is added to `accounts`, where they are given, however it ends.
+    """
     method = get_method(job.method)
     config = build_config(method.config_type, job.config["method"], job.method)
     part = Part(job.run_id, store.work / job.run_id)
-    stages: list[dict[str, Any]] = []
+    stages = [] if accounts is None else accounts
     scope = RunScope(
         run_id=job.run_id,
         seed=job.seed,
@@ -80,12 +83,9 @@ def fit_job(
     try:
         with measured_energy() as energy:
             fitted = method.fit(task_of(job, data), config, RunContext(scope, part, stages))
-    except Pruned as stopped:
-        stopped.stages += [*stages, part_record("fit", part)]
-        raise
     finally:
         audit.close()
         torch.set_num_threads(threads)  # libraries that limit them may give back too many
-    stages.append(part_record("fit", part))
+        stages.append(part_record("fit", part))
     resumed = part.before.wall > 0
     return Fit(fitted, part, stages, None if resumed else energy.kwh)

@@ -24,17 +24,9 @@ PHASES = 10  # more than an iteration can have
 
 
 class Pruned(BenchError):
-    """The trial is worse than the median of those before it.
-
-    Attributes:
-        stages: what was spent on it.
-    """
+    """The trial is worse than the median of those before it."""
 
     kind = "pruned"
-
-    def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message, remedy)
-        self.stages: list[dict[str, Any]] = []
 
 
 def watched_rules(job: Job) -> tuple[str, ...]:

@@ -68,31 +68,33 @@ def run_trial(job: Job, data: TrialData, machine: Machine, report: Report) -> di
     if existing is not None and existing["status"] in ("done", "pruned"):
         return existing
     started = time.time()
+    spent: list[dict[str, Any]] = []
     try:
-        return _run(job, data, machine, store, report)
+        return _run(job, data, machine, store, report, spent)
     except Pruned as stopped:
-        record = {
-            **base_record(job),
-            "status": "pruned",
-            "reason": stopped.message,
-            "stages": stopped.stages,
-        }
+        ended = {"status": "pruned", "reason": stopped.message, "stages": spent}
+        record = {**base_record(job), **ended}
         store.write(record)
         store.forget_work(job.run_id)
         return record
     except Exception as error:
-        failed = failed_record(job, error, started, machine.arguments())
+        failed = failed_record(job, error, started, machine.arguments()) | {"stages": spent}
     store.write(failed)
     return failed
 
 
 def _run(
-    job: Job, trial: TrialData, machine: Machine, store: Store, report: Report
+    job: Job,
+    trial: TrialData,
+    machine: Machine,
+    store: Store,
+    report: Report,
+    spent: list[dict[str, Any]],
 ) -> dict[str, Any]:
     threads = machine.threads_for(job)
     torch.set_num_threads(threads)
     device = torch.device(machine.device)
-    fit = fit_job(job, trial.data, trial.labels, store, device, Unaudited(), report)
+    fit = fit_job(job, trial.data, trial.labels, store, device, Unaudited(), report, 0.0, spent)
     fit.fitted.module.eval()
     images = EvalImages(trial.data.splits["val"].images, trial.data.facts.eval_transform)
     metrics = evaluate(trial.data, "val", predict(fit.fitted.logits, images))

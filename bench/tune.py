@@ -7,9 +7,6 @@ published seeds are for configurations that are settled.
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +15,7 @@ from typing import Any
 
 from bench.context import Report
 from bench.execute import Machine
+from bench.lease import LeaseLost
 from bench.objective import TrialView, target
 from bench.plan import Job, Request, expand
 from bench.pruning import Watch, watched_rules
@@ -30,6 +28,7 @@ from methods.presets import preset_config, tuned_name
 from methods.training import NonFiniteLoss
 
 FIRST_DEVELOPMENT_SEED = 100
+TRIALS = 50  # the budget of every method, unless somebody says otherwise
 POLL_SECONDS = 0.5  # how often a worker without a trial looks whether others have died
 Say = Callable[[str], None]
 
@@ -41,14 +40,14 @@ class Tuning:
     Attributes:
         seed: of the trials' training, and the root of the sampler's seeds.
         prune: whether trials that lag behind are stopped; the paper's protocol does not.
-        overrides: settings that hold in every trial.
+        overrides: settings that hold in every trial, whatever it draws.
     """
 
     method: str
     dataset: str
     data_root: Path
     results: Path
-    trials: int = 50
+    trials: int = TRIALS
     seed: int = FIRST_DEVELOPMENT_SEED
     quick: bool = False
     prune: bool = False
@@ -72,7 +71,7 @@ class Tuning:
             (self.dataset,),
             (self.seed,),
             self.data_root,
-            overrides={**self.overrides, **(drawn or {})},
+            overrides={**(drawn or {}), **self.overrides},
             quick=self.quick if quick is None else quick,
         )
         return expand(request)[0]
@@ -151,9 +150,11 @@ def _make_trial(
     claim: Claim, study: Study, tuning: Tuning, data: TrialData, machine: Machine, say: Say
 ) -> None:
     method, number = get_method(tuning.method), claim.trial.number
+    spent: dict[str, Any] = {}
     try:
         config = method.search_space(claim.trial, data.task(tuning.job()))
         drawn = drawn_overrides(method, tuning.dataset, config)
+        drawn = {knob: value for knob, value in drawn.items() if knob not in tuning.overrides}
         job = tuning.job(drawn)
         if job.supervision != tuning.job().supervision:
             raise BenchError(
@@ -162,9 +163,9 @@ def _make_trial(
             )
         job = replace(job, variant=f"trial {number} of study {tuning.name}")
         record = run_trial(job, data, machine, tuning.watch(study, claim))
+        spent = {"overrides": drawn, "run_id": job.run_id, **_cost(record["stages"])}
         if record["status"] == "pruned":
-            facts = {"overrides": drawn, "run_id": job.run_id, **_cost(record["stages"])}
-            study.pruned(claim, {**facts, "pruned": record["reason"]})
+            study.pruned(claim, {**spent, "pruned": record["reason"]})
             counted = f"[{len(study.finished())}/{tuning.trials}]"
             say(f"{counted} trial {number} pruned: {record['reason']}")
             return
@@ -172,22 +173,23 @@ def _make_trial(
             failure = record["failure"]
             if failure["kind"] != NonFiniteLoss.kind:
                 raise BenchError(failure["message"], failure["remedy"])
-            spent = {"seconds": failure["after_seconds"]}
-            study.diverged(claim, {"overrides": drawn, "run_id": job.run_id, **spent})
+            study.diverged(claim, spent)
             say(f"trial {number} diverged and counts as the worst")
             return
         found = target(TrialView(record, data.data.facts.metric))
+        study.complete(claim, found.value, {**spent, "objective": found.name})
+    except LeaseLost as lost:
+        say(lost.message)
+        return
     except BenchError as error:
         say(f"trial {number} failed: {error.message}")
-        study.failed(claim, error.message)
+        study.failed(claim, error.message, spent)
         return
-    facts = {"overrides": drawn, "run_id": job.run_id, **_cost(record["stages"])}
-    study.complete(claim, found.value, {**facts, "objective": found.name})
     done = study.finished()
     best = max(trial.value for trial in study.trials("COMPLETE"))
     say(
         f"[{len(done)}/{tuning.trials}] trial {number}: {found.name} {found.value:.4f}, "
-        f"best {best:.4f}  [{facts['seconds']:.0f} s]"
+        f"best {best:.4f}  [{spent['seconds']:.0f} s]"
     )
 
 
@@ -199,53 +201,3 @@ def _cost(stages: list[dict[str, Any]]) -> dict[str, float]:
         "cpu_seconds": sum(stage["cpu_seconds"] for stage in own),
         "image_passes": sum(stage["image_passes"] for stage in own),
     }
-
-
-def run_workers(tuning: Tuning, workers: int, say: Say) -> None:
-    """Let workers make the trials: this process alone, or as many of its own children.
-
-    A worker that dies costs nothing but time: the others take over its trial.
-    """
-    if workers == 1:
-        work(tuning, say)
-        return
-    import torch
-
-    gpus = torch.cuda.device_count() if tuning.device == "cuda" else 0
-    shares = [
-        replace(tuning, device=f"cuda:{i % gpus}") if gpus else tuning for i in range(workers)
-    ]
-    context = multiprocessing.get_context("spawn")
-    crew = [context.Process(target=_serve, args=(share,), daemon=True) for share in shares]
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        for process in crew:
-            process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
-    try:
-        for process in crew:
-            process.join()
-    finally:
-        for process in crew:
-            process.terminate()
-            process.join()
-
-
-def _serve(tuning: Tuning) -> None:
-    """Live as a worker process that ends with its launcher, and leaves Ctrl-C to it."""
-    from bench.launch.worker import die_with_parent
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    die_with_parent()
-
-    def say(text: str) -> None:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
-
-    try:
-        work(tuning, say)
-    except BenchError as error:
-        say(f"bench: {error}")
-        sys.exit(2)

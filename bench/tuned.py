@@ -10,13 +10,14 @@ from typing import Any
 from bench.files import atomic_file, to_json
 from bench.provenance import environment, git_state
 from bench.seeds import derive_seed
-from bench.study import WARM_UP, Study
+from bench.study import WARM_UP, Study, draw_of
 from bench.tune import Tuning
 from datasets.config import as_plain, build_config
 from datasets.errors import UsageError
 from methods.base import get_method
 from methods.presets import Sourced, read_presets, read_tuned
 
+COSTS = ("image_passes", "seconds", "cpu_seconds")
 ENOUGH = 4  # finished trials below which importances say nothing
 
 
@@ -45,6 +46,7 @@ def summarise(tuning: Tuning, study: Study) -> dict[str, Any]:
 
     finished, best = study.finished(), best_trial(study)
     failures = study.trials("FAIL")
+    fixed = {key.removeprefix(f"{tuning.method}.") for key in tuning.overrides}
     pruned = [trial for trial in finished if "pruned" in trial.user_attrs]
     return {
         "study": tuning.name,
@@ -63,14 +65,14 @@ def summarise(tuning: Tuning, study: Study) -> dict[str, Any]:
         },
         "budget": {
             "trials": len(finished),
-            "warm_up": min(WARM_UP, len(finished)),
+            "warm_up": sum(draw_of(trial) < WARM_UP for trial in finished),
             "pruning": tuning.prune,
             "pruned": len(pruned),
-            **{name: _total(finished, name) for name in ("image_passes", "seconds", "cpu_seconds")},
+            **{name: _total(study.trials(), name) for name in COSTS},
         },
-        "best": _described(best) if best else None,
-        "importances": importances(study),
-        "history": [_described(trial) for trial in finished],
+        "best": _described(best, fixed) if best else None,
+        "importances": {k: v for k, v in importances(study).items() if k not in fixed},
+        "history": [_described(trial, fixed) for trial in finished],
         "optuna": optuna.__version__,
         "environment": environment(),
         "git": git_state(),
@@ -78,16 +80,19 @@ def summarise(tuning: Tuning, study: Study) -> dict[str, Any]:
 
 
 def _total(trials: list[Any], name: str) -> float:
+    """Add up what was spent, on trials that failed as well."""
     return float(sum(trial.user_attrs.get(name, 0) for trial in trials))
 
 
-def _described(trial: Any) -> dict[str, Any]:
+def _described(trial: Any, fixed: set[str]) -> dict[str, Any]:
+    """Describe a trial; what it drew for a knob that was set by hand was not used."""
     attributes = ("overrides", "run_id", "seconds", "pruned")
     return {
         "number": trial.number,
+        "draw": draw_of(trial),
         # Optuna gives a pruned trial its last epoch's value, which is not that of a model.
         "value": trial.value if trial.state.name == "COMPLETE" else None,
-        "params": trial.params,
+        "params": {name: value for name, value in trial.params.items() if name not in fixed},
         **{name: trial.user_attrs.get(name) for name in attributes},
     }
 
@@ -116,7 +121,8 @@ def _plot(summary: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     shown = [trial for trial in summary["history"] if trial["value"] is not None]
-    numbers = [trial["number"] for trial in shown]
+    shown.sort(key=lambda trial: trial["draw"])
+    numbers = [trial["draw"] for trial in shown]
     values = [trial["value"] for trial in shown]
     best = [max(values[: i + 1]) for i in range(len(values))]
     figure = Figure(figsize=(6, 3.2), layout="constrained")
@@ -143,7 +149,7 @@ def write_preset(tuning: Tuning, summary: Mapping[str, Any]) -> Path:
     own = {key.partition(".")[2]: study for key in drawn} | {
         key.partition(".")[2]: "set by hand in the study"
         for key in tuning.overrides
-        if key.startswith(f"{tuning.method}.") and key not in drawn
+        if key.startswith(f"{tuning.method}.")
     }
     lines = [f"# Written by `python -m bench tune`; see studies/{tuning.name}/summary.json."]
     lines += ["", f"[{tuning.method}]"]

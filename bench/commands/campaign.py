@@ -15,7 +15,7 @@ from bench.ablation import (
 )
 from bench.arguments import parse_overrides, parse_seeds
 from bench.campaigns import CAMPAIGNS, Campaign, Cell, campaign_cells, get_campaign
-from bench.commands.common import add_places, print_table, say
+from bench.commands.common import add_overrides, add_places, print_table, say
 from bench.commands.planning import print_plan
 from bench.commands.results import mean_and_spread, print_results
 from bench.commands.run import (
@@ -39,14 +39,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", action="store_true", help="show the runs and their cost, and do nothing"
     )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting of every run, which keeps them out of the paper's tables",
+    add_overrides(
+        parser, "change a setting of every run, which keeps them out of the paper's tables"
     )
     parser.add_argument("--quick", action="store_true", help="smoke runs")
     add_carrying_out(parser)

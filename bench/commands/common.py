@@ -51,6 +51,14 @@ def add_selection(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument("--datasets", default=default, metavar="A,B", help="datasets, or all")
     parser.add_argument("--seeds", default="5", metavar="N|A,B", help="5 is 0..4; 3,7 is those two")
     parser.add_argument("--preset", default="paper", help="which hyperparameters (default: paper)")
+    add_overrides(parser, "change a setting: METHOD.KNOB, DATASET.KNOB or backbone.KNOB")
+    parser.add_argument(
+        "--quick", action="store_true", help="smoke run: two epochs, a few hundred images"
+    )
+
+
+def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add --set; `meaning` says what a setting changes for this verb."""
     parser.add_argument(
         "--set",
         dest="overrides",
@@ -58,10 +66,7 @@ def add_selection(parser: argparse.ArgumentParser, *, required: bool) -> None:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="change a setting: METHOD.KNOB, DATASET.KNOB or backbone.KNOB",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="smoke run: two epochs, a few hundred images"
+        help=meaning,
     )
 
 

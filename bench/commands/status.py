@@ -1,12 +1,14 @@
-"""`bench status`: what is done, running, interrupted or failed, read from disk alone."""
+"""`bench status`: what is done, running, interrupted or failed, and studies on a cluster."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
-from bench.commands.common import add_places, add_selection, print_json, print_table
+from bench.commands.common import add_places, add_selection, print_json, print_table, say
 from bench.commands.run import request_from
 from bench.grid import Seen, overview, stored_overview, survey, survey_stored
+from bench.launch.study_queue import Workers, study_workers
 from bench.plan import expand
 from bench.progress import describe, outcome
 from bench.store import Store
@@ -21,10 +23,16 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the state of a grid, or of everything."""
     store = Store(arguments.results)
+    workers = study_workers(arguments.results)
     if arguments.methods or arguments.datasets:
         arguments.methods = arguments.methods or "all"
         arguments.datasets = arguments.datasets or "all"
         request, skipped = request_from(arguments, fetch=False, need_data=False)
+        workers = [
+            w
+            for w in workers
+            if w.tuning.method in request.methods and w.tuning.dataset in request.datasets
+        ]
         jobs = expand(request)
         seen = survey((job.run_id for job in jobs), store)
         content = overview(jobs, store, skipped, seen)
@@ -32,13 +40,30 @@ def run(arguments: argparse.Namespace) -> int:
         seen = survey_stored(store)
         content = stored_overview(store, seen)
     if arguments.json:
-        print_json(content)
+        print_json({**content, "studies": [w.facts() for w in workers if w.active]})
         return 0
     counted = ("done", "failed", "running", "queued", "missing")
     states = ", ".join(f"{content[state]} {state}" for state in counted)
     rows = [(run_id, found.status, _detail(run_id, found, store)) for run_id, found in seen.items()]
     print_table(f"{content['total']} runs: {states}", ("run", "state", ""), rows)
+    _tell_studies(workers)
     return 0
+
+
+def _tell_studies(workers: Sequence[Workers]) -> None:
+    """Show the studies that a cluster works at, and name those that nobody works at any more."""
+    columns = ("study", "method", "dataset", "finished", "asked", "array", "queued", "running")
+    facts = [w.facts() for w in workers if w.active]
+    if facts:
+        rows = [[row[column] for column in columns] for row in facts]
+        print_table("studies with workers on a cluster", columns, rows)
+    at_work = {w.study for w in workers if w.active}
+    for w in workers:
+        if w.study not in at_work:
+            say(
+                f"study {w.study.name} stopped after {w.finished} of {w.tuning.trials} trials: the "
+                f"same tune command goes on with it; what its workers said is in {w.launch.folder}"
+            )
 
 
 def _detail(run_id: str, found: Seen, store: Store) -> str:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.arguments import parse_overrides
-from bench.commands.common import add_places, print_json, print_table, say
+from bench.commands.common import add_overrides, add_places, print_json, print_table, say
 from bench.commands.run import check_workers
 from bench.grid import resolve_datasets
+from bench.launch.crew import run_workers
 from bench.launch.dispatch import prepare
 from bench.launch.local import cores
 from bench.launch.profile import Profile, read_profile
 from bench.plan import Request
 from bench.pruning import watched_rules
 from bench.study import WARM_UP
-from bench.tune import FIRST_DEVELOPMENT_SEED, Tuning, run_workers
+from bench.tune import FIRST_DEVELOPMENT_SEED, TRIALS, Tuning
 from bench.tuned import budget_trials, finish, look
 from datasets.catalogue import get_dataset
 from datasets.errors import UsageError
@@ -33,17 +35,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trials",
         type=int,
-        default=50,
         metavar="N",
-        help=f"finished trials to reach (default: 50, the first {WARM_UP} random); the same for "
-        "every method unless you say otherwise",
+        help=f"finished trials to reach (default: {TRIALS}, the first {WARM_UP} random); the same "
+        "for every method unless you say otherwise",
     )
     parser.add_argument(
         "--workers",
         type=int,
         default=1,
         metavar="N",
-        help="worker processes; one makes the same trials every time (default)",
+        help="worker processes, here or on the cluster; one makes the same trials every time "
+        "(default)",
     )
     parser.add_argument(
         "--cluster",
@@ -58,15 +60,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"a development seed (default: {FIRST_DEVELOPMENT_SEED})",
     )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting that holds in every trial",
-    )
+    add_overrides(parser, "a setting that holds in every trial, searched or not")
     parser.add_argument(
         "--prune",
         action="store_true",
@@ -88,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         dataset=arguments.dataset,
         data_root=arguments.data_root.resolve(),
         results=arguments.results.resolve(),
-        trials=arguments.trials,
+        trials=TRIALS if arguments.trials is None else arguments.trials,
         seed=arguments.seed,
         quick=arguments.quick,
         prune=arguments.prune,
@@ -105,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"python -m bench tune --method {job.method} --dataset {job.dataset}",
         )
     if arguments.show:
-        _show(look(tuning), tuning, as_json=arguments.json)
+        asked = arguments.trials or tuning.open().asked or TRIALS
+        _show(look(replace(tuning, trials=asked)), tuning, as_json=arguments.json)
         return 0
     profile = read_profile(arguments.cluster) if arguments.cluster is not None else None
     if _make_trials(tuning, arguments.workers, profile):
@@ -135,6 +130,7 @@ def _make_trials(tuning: Tuning, workers: int, profile: Profile | None) -> bool:
     say(f"study {tuning.name}: {len(study.finished())} of {tuning.trials} trials finished")
     if missing <= 0:
         return False
+    study.ask_for(tuning.trials)
     prepare([tuning.job()], tuning.machine())
     if profile is None:
         run_workers(tuning, min(workers, missing), say)
@@ -142,7 +138,10 @@ def _make_trials(tuning: Tuning, workers: int, profile: Profile | None) -> bool:
     from bench.launch.studies import submit_workers
 
     submit_workers(tuning, min(workers, missing), profile, say)
-    say("  -> --show tells how far they are; the preset is written when the last trial ends")
+    say(
+        "  -> python -m bench status and --show tell how far they are, python -m bench cancel "
+        "stops them; the preset is written when the last trial ends"
+    )
     return True
 
 

@@ -6,7 +6,7 @@ import contextlib
 import getpass
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.launch.ledger import Array, Launch, launches_lock, open_launches
@@ -16,6 +16,7 @@ from bench.records import failed_record
 from bench.store import Store
 from datasets.errors import BenchError
 
+States = Mapping[tuple[str, int], TaskState]  # by name of the array and number of the task
 TAIL = 4000  # characters of a log that a failed record keeps
 
 
@@ -65,13 +66,9 @@ def claims(store: Store) -> dict[str, Claim]:
     launches = list(open_launches(store))
     if not launches:
         return {}
-    states = task_states()  # before any record is read: a task that ended has written by then
-    cluster = find_cluster() if states is not None else None
-    us = getpass.getuser()
     found: dict[str, Claim] = {}
-    for launch in launches:
-        asked = cluster is not None and (launch.cluster, launch.user) == (cluster.name, us)
-        unsettled = dict(_unsettled(launch, store, (states or {}) if asked else None))
+    for launch, states in with_states(launches):
+        unsettled = dict(_unsettled(launch, store, states))
         lost = {run_id: claim for run_id, claim in unsettled.items() if not claim.active}
         if lost:
             buried = _bury(launch, lost, store, states or {})
@@ -83,9 +80,20 @@ def claims(store: Store) -> dict[str, Claim]:
     return found
 
 
-def _unsettled(
-    launch: Launch, store: Store, states: Mapping[tuple[str, int], TaskState] | None
-) -> Iterator[tuple[str, Claim]]:
+def with_states(launches: Sequence[Launch]) -> Iterator[tuple[Launch, States | None]]:
+    """Add to launches what SLURM says of our tasks; None to those it cannot be asked about.
+
+    SLURM is asked before anything else is read: a task that has ended has written by then.
+    """
+    states = task_states()
+    cluster = find_cluster() if states is not None else None
+    us = getpass.getuser()
+    for launch in launches:
+        ours = cluster is not None and (launch.cluster, launch.user) == (cluster.name, us)
+        yield launch, states if ours else None
+
+
+def _unsettled(launch: Launch, store: Store, states: States | None) -> Iterator[tuple[str, Claim]]:
     """Give the runs of a launch that have no record of their own yet."""
     for array in launch.arrays:
         for number, runs in enumerate(array.tasks):
@@ -107,7 +115,7 @@ def _bury(
     launch: Launch,
     lost: Mapping[str, Claim],
     store: Store,
-    states: Mapping[tuple[str, int], TaskState],
+    states: States,
 ) -> set[str]:
     """Write failed records for runs whose task is gone; give back which are settled now."""
     settled = set()
@@ -128,7 +136,7 @@ def _bury(
     return settled
 
 
-def _known(claim: Claim, states: Mapping[tuple[str, int], TaskState]) -> TaskState | None:
+def _known(claim: Claim, states: States) -> TaskState | None:
     return states.get((claim.array.name, claim.number))
 
 

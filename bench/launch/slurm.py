@@ -48,7 +48,7 @@ def submit(
         jobs = [job for job in jobs if job.run_id not in taken and _to_do(job, machine, store)]
         if not jobs:
             return None
-        launch = _prepare_launch(cluster, profile, machine, store, say)
+        launch = prepare_launch(cluster, profile, machine, store, say)
         launch.write_jobs(jobs)
         stages = _missing_stages(jobs, store, machine, label_digests)
         being_made = _being_made(taken, cluster)
@@ -74,9 +74,10 @@ def _to_do(job: Job, machine: Machine, store: Store) -> bool:
     return store.written(job.run_id) < machine.not_before or store.status(job.run_id) != "done"
 
 
-def _prepare_launch(
+def prepare_launch(
     cluster: Cluster, profile: Profile, machine: Machine, store: Store, say: Say
 ) -> Launch:
+    """Give a launch its folder and its copy of the code; nothing of it is submitted yet."""
     name = new_launch_id()
     folder = store.launches / name
     with storage_errors(folder):
@@ -138,22 +139,32 @@ def _planned(launch: Launch, number: int, draft: Draft) -> Array:
 
 
 def _send(launch: Launch, array: Array, draft: Draft, machine: Machine, retries: int) -> Array:
-    """Submit one array."""
+    place = replace(machine, device=draft.resources.device)
+    tasks = [Task(task, place, retries) for task in draft.tasks]
+    return send_array(launch, array, draft.resources, tasks, _count(draft))
+
+
+def send_array(
+    launch: Launch,
+    array: Array,
+    asked: Resources,
+    tasks: Sequence[Callable[[], object]],
+    what: str,
+) -> Array:
+    """Submit the tasks of one array; `what` names them in case SLURM refuses."""
     import submitit
     from submitit.core.utils import FailedJobError
 
-    asked = draft.resources
     executor = submitit.AutoExecutor(
         folder=launch.folder / "tasks", cluster="slurm", slurm_max_num_timeout=asked.requeues
     )
     executor.update_parameters(**parameters(asked, array, launch.code))
-    place = replace(machine, device=asked.device)
     try:
         with executor.batch():
-            sent = [executor.submit(Task(task, place, retries)) for task in draft.tasks]
+            sent = [executor.submit(task) for task in tasks]
     except (FailedJobError, subprocess.CalledProcessError) as refused:
         raise UsageError(
-            f"SLURM refused {_count(draft)}: {refused}",
+            f"SLURM refused {what}: {refused}",
             f"correct {launch.profile}; what was submitted before stays so, the rest is missing",
         ) from refused
     return replace(array, job=str(sent[0].job_id).split("_")[0])

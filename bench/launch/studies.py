@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+from bench.launch.crew import run_crew
 from bench.launch.dispatch import require_cluster
-from bench.launch.ledger import Array, new_launch_id
+from bench.launch.ledger import Array, launches_lock
 from bench.launch.profile import Profile
-from bench.launch.snapshot import take_snapshot
-from bench.tune import Say, Tuning, work
+from bench.launch.study_queue import study_workers, worker_lock, write_tuning
+from bench.launch.task import RESUMES
+from bench.lease import Lease
+from bench.store import Store
+from bench.tune import Say, Tuning
 from bench.tuned import finish
 
 
 class StudyTask:
-    """One worker; stopped and started again it takes up what it, or another, has left."""
+    """Some workers; stopped and started again they take up what they, or others, have left.
 
-    def __init__(self, tuning: Tuning) -> None:
+    As in the tasks of runs, the work is done by processes of its own, which do not hear SLURM's
+    warnings: those come to this one, which lets submitit requeue it and ends. Nothing is carried
+    from one start to the next but the journal and the trials' own checkpoints.
+    """
+
+    def __init__(self, tuning: Tuning, workers: int, lock: Path) -> None:
         self.tuning = tuning
+        self.workers = workers
+        self.lock = lock
 
     def __call__(self) -> None:
-        """Make trials until the study has all; every worker then writes the same preset."""
+        """Make trials until the study has all; every task then writes the same preset."""
 
         def say(text: str) -> None:
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
 
-        work(self.tuning, say)
+        with Lease(self.lock).hold(wait=True):
+            run_crew(self.tuning, self.workers, say, RESUMES)
         finish(self.tuning)
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
@@ -38,25 +51,44 @@ class StudyTask:
 
 
 def submit_workers(tuning: Tuning, workers: int, profile: Profile, say: Say) -> str:
-    """Submit the workers of a study, and give SLURM's number of their array."""
-    import submitit
+    """Submit workers of a study until it has as many as that; give SLURM's number of their array.
 
-    from bench.launch.slurm import parameters
+    Workers that were submitted before and still have as many trials to make are not submitted
+    again; the number is empty if that leaves nothing to do.
+    """
+    from bench.launch.slurm import prepare_launch, send_array
 
-    require_cluster()
-    asked = profile.resources(tuning.job())
-    name = f"bench-tune-{tuning.name}-{new_launch_id()}"
-    code = take_snapshot(tuning.folder / "launches" / name / "code")
-    array = Array(name, asdict(asked), tuple((f"worker {n}",) for n in range(workers)))
-    executor = submitit.AutoExecutor(
-        folder=tuning.folder / "launches" / name / "tasks",
-        cluster="slurm",
-        slurm_max_num_timeout=asked.requeues,
-    )
-    executor.update_parameters(**parameters(asked, array, str(code or "")))
-    task = StudyTask(replace(tuning, device=asked.device, threads=asked.cpus))
-    with executor.batch():
-        sent = [executor.submit(task) for _ in range(workers)]
-    number = str(sent[0].job_id).split("_")[0]
-    say(f"submitted array {number}: {workers} worker{'s' * (workers != 1)}; scancel {number} stops")
-    return number
+    cluster = require_cluster()
+    store = Store(tuning.folder)
+    with launches_lock(store).hold(wait=True):
+        known = study_workers(tuning.results, submitting=True)
+        earlier = [w for w in known if w.study.name == tuning.name]
+        there = sum(w.active for w in earlier if w.tuning.trials >= tuning.trials)
+        if there:
+            say(f"{there} workers are queued or running on a cluster already")
+        if there >= workers:
+            return ""
+        for gone in earlier:
+            if not gone.active:  # what they have left to do, the new ones do
+                gone.launch.end()
+        asked = profile.resources(tuning.job())
+        launch = prepare_launch(cluster, profile, tuning.machine(), store, say)
+        names = [f"worker {number}" for number in range(workers - there)]
+        tasks = tuple(tuple(names[n : n + asked.pack]) for n in range(0, len(names), asked.pack))
+        array = Array(f"bench-tune-{tuning.name}-{launch.id}", asdict(asked), tasks)
+        write_tuning(launch, tuning)
+        launch = launch.with_array(array)
+        launch.write()
+        crews = [
+            StudyTask(
+                replace(tuning, device=asked.device, threads=max(1, asked.cpus // len(members))),
+                len(members),
+                worker_lock(launch, number),
+            )
+            for number, members in enumerate(tasks)
+        ]
+        what = f"{len(names)} worker{'s' * (len(names) != 1)}"
+        sent = send_array(launch, array, asked, crews, what)
+        launch.with_array(sent).write()
+    say(f"submitted array {sent.job}: {what} in {len(tasks)} task{'s' * (len(tasks) != 1)}")
+    return sent.job

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from bench.study import FAILURES, WARM_UP, Claim, Study, StudyFailing, drop_torn_line
+from bench.lease import LeaseLost
+from bench.study import (
+    FAILURES,
+    WARM_UP,
+    Claim,
+    Study,
+    StudyFailing,
+    count_finished,
+    draw_of,
+    drop_torn_line,
+)
 from datasets.errors import UsageError
 
 MEANING = {"method": "toy version 1"}
@@ -58,7 +68,73 @@ def test_a_dead_workers_trial_is_made_again_and_none_twice(tmp_path: Path) -> No
     assert [t.state.name for t in study.trials("RUNNING", "WAITING")] == []
     assert len({tuple(trial.items()) for trial in resumed}) == len(resumed)
     # The one that died is repeated as it was drawn, so the study is the one that nobody killed.
-    assert resumed[: WARM_UP + 2] == whole[: WARM_UP + 2]
+    assert resumed == whole
+    assert [draw_of(trial) for trial in study.finished()] == list(range(WARM_UP + 3))
+
+
+def test_however_far_a_worker_came_its_heirs_make_the_same_trial(tmp_path: Path) -> None:
+    whole = tune(tmp_path / "whole", WARM_UP + 3)
+    tune(tmp_path / "torn", WARM_UP + 1)
+    # Dead before it drew, in the middle of it, and as an heir that has not drawn anything yet.
+    for parameters in (0, 1, 0):
+        claim = Study(tmp_path / "torn", 100, MEANING).claim(100)
+        assert claim is not None
+        if parameters:
+            claim.trial.suggest_float("x", 0.0, 1.0)
+        claim.lock.release()
+    assert tune(tmp_path / "torn", WARM_UP + 3) == whole
+
+
+def test_an_heir_is_found_even_if_whoever_was_to_make_it_died(tmp_path: Path) -> None:
+    whole = tune(tmp_path / "whole", 3)
+    study = Study(tmp_path / "torn", 100, MEANING)
+    claim = study.claim(3)
+    assert claim is not None
+    draw(claim)
+    claim.lock.release()
+    study.study.tell(claim.trial.number, state=study.optuna.trial.TrialState.FAIL)
+    assert tune(tmp_path / "torn", 3) == whole
+
+
+def test_the_first_draws_are_random_however_many_workers_there_are(tmp_path: Path) -> None:
+    def drawn(folder: Path, at_once: int) -> dict[int, dict[str, Any]]:
+        workers = [Study(folder, 100, MEANING) for _ in range(at_once)]
+        while len(workers[0].finished()) < WARM_UP + 4:
+            claims = [(study, study.claim(WARM_UP + 4)) for study in workers]
+            values = [draw(claim) if claim is not None else 0.0 for _, claim in claims]
+            for (study, claim), value in zip(claims, values, strict=True):
+                if claim is not None:
+                    study.complete(claim, value, {})
+        return {draw_of(trial): trial.params for trial in workers[0].finished()}
+
+    alone, many = drawn(tmp_path / "alone", 1), drawn(tmp_path / "many", 6)
+    assert [alone[n] for n in range(WARM_UP)] == [many[n] for n in range(WARM_UP)]
+    assert alone[WARM_UP + 1] != many[WARM_UP + 1]
+
+
+def test_a_trial_that_was_given_away_cannot_be_told_twice(tmp_path: Path) -> None:
+    slow, other = Study(tmp_path, 100, MEANING), Study(tmp_path, 100, MEANING)
+    mine = slow.claim(1)
+    assert mine is not None
+    value = draw(mine)
+    mine.lock.release()  # as if it had been silent for too long
+    heir = other.claim(1)
+    assert heir is not None
+    with pytest.raises(LeaseLost, match="trial 0"):
+        slow.complete(mine, value, {})
+    other.complete(heir, draw(heir), {})
+    assert [trial.value for trial in slow.finished()] == [value]
+
+
+def test_counting_from_outside_does_not_touch_the_study(tmp_path: Path) -> None:
+    assert count_finished(tmp_path / "none") == 0
+    tune(tmp_path / "study", 3)
+    torn = (tmp_path / "study" / "journal.log").read_bytes() + b'{"op_code": 5, "worker'
+    (tmp_path / "study" / "journal.log").write_bytes(torn)
+    before = sorted(path.name for path in (tmp_path / "study").iterdir())
+    assert count_finished(tmp_path / "study") == 3
+    assert (tmp_path / "study" / "journal.log").read_bytes() == torn
+    assert sorted(path.name for path in (tmp_path / "study").iterdir()) == before
 
 
 def test_a_living_workers_trial_is_left_alone(tmp_path: Path) -> None:
@@ -78,7 +154,7 @@ def test_a_trial_that_diverged_counts_and_one_that_failed_does_not(tmp_path: Pat
     first, second = study.claim(2), study.claim(2)
     assert first is not None and second is not None
     study.diverged(first, {})
-    study.failed(second, "no such file")
+    study.failed(second, "no such file", {})
     assert len(study.finished()) == 1
     third = study.claim(2)
     assert third is not None
@@ -92,7 +168,7 @@ def test_many_failures_end_the_study(tmp_path: Path) -> None:
         for _ in range(FAILURES):
             claim = study.claim(50)
             assert claim is not None
-            study.failed(claim, "no such file")
+            study.failed(claim, "no such file", {})
 
 
 def test_a_journal_with_half_a_line_is_mended(tmp_path: Path) -> None:

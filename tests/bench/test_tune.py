@@ -59,7 +59,9 @@ def test_tuning_ends_in_a_preset_that_run_uses(cli: Cli, digits_root: Path, tmp_
     record = Store(tmp_path).record(job.run_id)
     assert record is not None and record["preset"] == "tuned"
 
-    shown = cli(*words("jtt", digits_root, tmp_path, 2, "--show"))
+    given = words("jtt", digits_root, tmp_path, 2, "--show")
+    shown = cli(*(word for word in given if word not in ("--trials", 2)))
+    assert "2 of 2 trials" in shown.out, "what was asked for is known without being said again"
     assert shown.code == 0 and "upweight" in shown.out and "best: val_wga" in shown.err
     assert (tmp_path / "studies" / NAME / "history.svg").read_text().lstrip().startswith("<?xml")
     again = cli(*words("jtt", digits_root, tmp_path, 2, "--json"))
@@ -91,8 +93,28 @@ def test_quick_and_stand_in_presets_are_not_taken_for_real_ones(tmp_path: Path) 
 
 def test_settings_hold_in_every_trial(tmp_path: Path) -> None:
     tuning = Tuning("nct", "umnist", tmp_path, tmp_path, overrides={"nct.iterations": "2"})
-    job = tuning.job({"nct.hidden": "20"})
+    job = tuning.job({"nct.hidden": "20", "nct.iterations": "3"})
     assert (job.config["method"]["iterations"], job.config["method"]["hidden"]) == (2, 20)
+
+
+def test_a_setting_wins_over_the_search_and_what_diverges_has_its_cost(
+    cli: Cli, digits_root: Path, tmp_path: Path
+) -> None:
+    ended = cli(*words("erm", digits_root, tmp_path, 2, "--set", "erm.lr=1e30"))
+    assert ended.code == 2 and "no trial of erm-umnist-standin-quick has a value" in ended.err
+    folder = tmp_path / "studies" / "erm-umnist-standin-quick"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["trials"]["diverged"] == summary["trials"]["finished"] == 2
+    assert [set(trial["params"]) for trial in summary["history"]] == [
+        {"weight_decay", "batch_size"}
+    ] * 2
+    for trial in summary["history"]:
+        assert "erm.lr" not in trial["overrides"]
+        record = json.loads((folder / "runs" / trial["run_id"] / "record.json").read_text())
+        assert record["config"]["method"]["lr"] == 1e30
+    budget = summary["budget"]
+    assert budget["image_passes"] > 0
+    assert 0 < budget["seconds"] <= sum(trial["seconds"] for trial in summary["history"]) + 1e-6
 
 
 def test_a_configuration_is_written_as_what_it_changes() -> None:

@@ -78,7 +78,7 @@ class Slow(Method):
         return FittedClassifier(model, {"selection": training.run().as_facts()})
 
     def search_space(self, trial, task):
-        return SlowConfig()
+        return SlowConfig(lr=trial.suggest_float("lr", 1e-2, 1e-1, log=True))
 '''
 
 
