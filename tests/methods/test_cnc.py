@@ -445,10 +445,13 @@ class TestConfig:
 
     @pytest.mark.parametrize("dataset", DATASETS)
     def test_first_stage_is_the_one_of_erm(self, dataset: str) -> None:
-        """So that both methods share it, in a smoke run as well."""
+        """So that both methods share it, in a smoke run as well.
+
+        On UMNIST that one hardly errs, so the first stage is a short one of its own.
+        """
         config, erm = (preset_config(METHODS[name], dataset) for name in ("cnc", "erm"))
-        assert config.erm == erm
-        assert config.quick().erm == erm.quick() != erm
+        assert (config.erm == erm) == (dataset != "umnist")
+        assert config.quick().erm == config.erm.quick()
         assert config.quick().epochs == 2 < config.epochs
 
     @pytest.mark.parametrize(
@@ -457,7 +460,7 @@ class TestConfig:
             ("waterbirds", (17, 0.1, 1.0, 32, 1e-4, 1e-3, 5)),
             ("celeba", (64, 0.05, 0.1, 32, 1e-5, 1e-1, 15)),
             ("cmnist", (32, 0.05, 0.1, 4, 1e-3, 1e-4, 6)),
-            ("umnist", (17, 0.1, 0.1, 4, 1e-3, 1e-4, 3)),
+            ("umnist", (17, 0.1, 0.1, 4, 3e-2, 1e-4, 6)),
             ("isic", (17, 0.1, 1.0, 32, 1e-4, 1e-3, 5)),
         ],
     )
@@ -467,3 +470,4 @@ class TestConfig:
         sets = c.per_role, c.temperature, c.anchor_ratio, c.batch_factor
         assert (*sets, c.lr, c.weight_decay, c.epochs) == recipe
         assert (c.contrastive_weight, c.momentum) == (0.75, 0.9)
+        assert c.second_stage(2).scheduler == ("cosine" if dataset == "umnist" else "none")

@@ -57,6 +57,11 @@ def test_a_first_stage_may_start_from_another_table() -> None:
     assert own.erm == replace(shared, epochs=1)
 
 
+def test_cnc_on_umnist_errs_first_as_its_authors_do_on_cmnist() -> None:
+    own = preset_config(METHODS["cnc"], "umnist")
+    assert own.erm == replace(preset_config(ERM, "cmnist"), epochs=1)
+
+
 def test_unknown_preset_is_refused() -> None:
     with pytest.raises(UsageError, match="unknown preset 'papre'"):
         preset_values(ERM, "umnist", "papre")
