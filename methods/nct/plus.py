@@ -112,7 +112,7 @@ class PlusGrowth(Growth):
         if self.config.calibration != "half":
             return torch.arange(count), torch.arange(count)
         drawn = torch.randperm(
-            count, generator=torch.Generator().manual_seed(self.ctx.seed("halves"))
+            count, generator=torch.Generator().manual_seed(self.ctx.seed("nct", "halves"))
         )
         first, second = drawn[: count // 2], drawn[count // 2 :]
         return first.sort().values, second.sort().values
