@@ -100,7 +100,8 @@ PARTS = {
     "calibration=train": "On training images",
     "proxy=pwga2": "Chosen by pWGA2",
     "ema=0.0": "No averaging",
-    "mixup=0.5": "With mixup",
+    "mixup=0.0": "No mixup",
+    "iterations=3": "Three iterations",
 }
 
 CAMPAIGNS: dict[str, Campaign] = {

@@ -57,7 +57,7 @@ class PlusConfig(NctConfig):
     cell_smallest: int = 5
     cell_prior: float = 10.0
     ema: float = 0.998
-    mixup: float = 0.0
+    mixup: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,7 +180,9 @@ class NctPlus(Nct):
 
     def revive(self, shape: Shape, config: NctConfig, weights: dict[str, Tensor]) -> Fitted:
         """Fill a tree of the kept depth, and put its calibration back."""
-        plain = {name: value for name, value in weights.items() if "calibration." not in name}
+        plain = {
+            name: value for name, value in weights.items() if not name.startswith("calibration.")
+        }
         tree = self._revived(shape, config, plain)
         if "calibration.bias" in weights:
             bias, scale = weights["calibration.bias"], weights["calibration.scale"]
