@@ -78,12 +78,31 @@ def _columns(knob: str, titles: Mapping[str, str]) -> tuple[Variant, ...]:
     )
 
 
+def _parts(titles: Mapping[str, str]) -> tuple[Variant, ...]:
+    """Make a column for NCT+ as it is, and one for each `knob=value` by which a part is changed."""
+    changed = (
+        Variant(f"nct_plus.{change}", {f"nct_plus.{knob}": value}, MAIN_SEEDS, title)
+        for change, title in titles.items()
+        for knob, _, value in [change.partition("=")]
+    )
+    return (Variant("", {}, MAIN_SEEDS, "All parts"), *changed)
+
+
 PLAIN = Variant("", {}, MAIN_SEEDS, "")
 SCOPES = {"standard": "Standard", "head_only": "Head-Only", "full": "Full FT"}
 HEADS = {"linear": "Linear", "mlp": "MLP", "asymmetric": "Asymmetric", "reversed": "Reversed"}
 MERGING = {"0": "Disabled", "20": "Default"}
 AUX_WEIGHTS = {value: value for value in ("0.0", "0.3", "0.5", "0.7", "1.0", "2.0")}
 SAMPLING = {"class_weights": "Class weights", "downsample": "Downsample", "geomean": "Geomean"}
+PARTS = {
+    "calibration=none": "No calibration",
+    "calibration=half": "Calibrated on half",
+    "calibration=train": "On training images",
+    "proxy=pwga2": "Chosen by pWGA2",
+    "ema=0.0": "No averaging",
+    "mixup=0.0": "No mixup",
+    "iterations=3": "Three iterations",
+}
 
 CAMPAIGNS: dict[str, Campaign] = {
     campaign.name: campaign
@@ -102,6 +121,8 @@ CAMPAIGNS: dict[str, Campaign] = {
         Campaign("ablation-aux", "aux_sweep", ("nct",), _columns("aux_weight", AUX_WEIGHTS)),
         # The paper's appendix announces this comparison but shows no table; the label is ours.
         Campaign("ablation-sampling", "abl_sampling", ("nct",), _columns("sampling", SAMPLING)),
+        # A variant made here: its parts taken away one by one, and the controls of its calibration.
+        Campaign("plus-parts", "plus_parts", ("nct_plus",), _parts(PARTS)),
         # Times are read from the main runs, not measured again.
         Campaign("timing", "training_time", IN_TIMING_TABLE, (PLAIN,)),
     )

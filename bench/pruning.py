@@ -45,11 +45,15 @@ def watched_rules(job: Job) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Watch:
-    """Hears what the fit of one trial reports, and stops it when it falls behind."""
+    """Hears what the fit of one trial reports, and stops it when it falls behind.
+
+    Attributes:
+        training: whose epochs count, by its name or by what the names of its parts begin with.
+    """
 
     study: Study
     claim: Claim
-    method: str
+    training: str
     rules: tuple[str, ...]
 
     def __call__(self, progress: dict[str, Any]) -> None:
@@ -67,5 +71,5 @@ class Watch:
 
     def _counts(self, progress: dict[str, Any]) -> bool:
         """Tell whether this is an epoch of the method's own training, by the rule that counts."""
-        own = f"{progress.get('stage')}-".startswith(f"{self.method}-")
+        own = f"{progress.get('stage')}-".startswith(f"{self.training}-")
         return own and progress.get("rule") in self.rules

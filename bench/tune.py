@@ -109,7 +109,8 @@ class Tuning:
         """Say who hears what a trial's fit reports: nobody, unless trials are pruned."""
         if not self.prune:
             return lambda progress: None
-        return Watch(study, claim, self.method, watched_rules(self.job()))
+        own = get_method(self.method).training_name
+        return Watch(study, claim, own, watched_rules(self.job()))
 
 
 def drawn_overrides(method: Method, dataset: str, config: Any) -> dict[str, str]:

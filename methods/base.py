@@ -32,6 +32,7 @@ BUILT_IN = (
     "methods.george",
     "methods.exmap",
     "methods.nct.method",
+    "methods.nct.plus",
 )
 
 
@@ -153,6 +154,11 @@ class Method(ABC):
     version: ClassVar[int]
     config_type: ClassVar[type[Any]]
 
+    @property
+    def training_name(self) -> str:
+        """Name of the last training, or what the names of its parts begin with."""
+        return self.name
+
     def supervision(self, config: Any) -> Supervision:
         """State what the method, so configured, may see."""
         return Supervision()
@@ -169,7 +175,7 @@ class Method(ABC):
     def scored_by(self, config: Any) -> tuple[str, ...]:
         """Name the rules that may score the epochs of the last training, if a fit ends with one.
 
-        By default it is the config's own `selection`. That training has the method's name.
+        By default it is the config's own `selection`. That training is called `training_name`.
         """
         rule = getattr(config, "selection", None)
         return () if rule is None else (str(rule),)

@@ -22,10 +22,13 @@ from torch.nn import functional
 from datasets.base import Task
 from datasets.errors import BenchError
 from datasets.resident import batches
+from methods.averaging import WeightAverage
 from methods.base import Context
 from methods.optimisation import TrainConfig, build_optimizer, build_schedule, step_schedule
 from methods.prediction import EvalImages, predict_with
 from methods.selection import Selection, selection
+
+NORM_BATCHES = 20  # from which an averaged model's batch-norm statistics are taken
 
 
 class NonFiniteLoss(BenchError):
@@ -92,6 +95,9 @@ class Training:
         set_mode: puts the model into training mode; a method may keep parts of it frozen.
         accumulate: batches whose gradients are averaged into one optimiser step.
         where: further columns of the history rows, such as iteration and phase.
+        predict: how the model's outputs on a split are computed.
+        average: decay of a moving average of the weights, which is then what is scored, kept and
+            shown instead of the weights themselves; 0 is none.
     """
 
     model: nn.Module
@@ -106,6 +112,8 @@ class Training:
     set_mode: Callable[[nn.Module], Any] = nn.Module.train
     accumulate: int = 1
     where: dict[str, Any] = field(default_factory=dict)
+    average: float = 0.0
+    predict: Callable[[nn.Module, EvalImages], Tensor] = predict_with
 
     def run(self) -> Trained:
         """Train, and leave the selected weights in the model."""
@@ -127,6 +135,7 @@ class Training:
         self.schedule = build_schedule(self.config, self.optimizer, self.rule.higher_is_better)
         self.labels = self.task.train.y.to(device)
         self.val = EvalImages(self.task.val.images, self.task.eval_transform)
+        self.averaged = WeightAverage(self.model, self.average) if self.average > 0 else None
         self.epoch, self.best_epoch, self.stale = 0, 0, 0
         self.best_value = math.nan
         self.best_state: dict[str, Tensor] = {}
@@ -135,18 +144,19 @@ class Training:
         began = time.perf_counter()
         rate = self.optimizer.param_groups[0]["lr"]
         loss = self._steps()
-        outputs = predict_with(self.model, self.val)
+        judged = self._judged()
+        outputs = self.predict(judged, self.val)
         self.ctx.count_passes(len(self.task.val))
         value = self.rule.score(outputs)
         step_schedule(self.schedule, value)
         self.stale += 1
         if self.rule.better(value, self.best_value) or not self.best_state:
             self.best_value, self.best_epoch, self.stale = value, self.epoch, 0
-            self.best_state = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+            self.best_state = {k: v.detach().clone() for k, v in judged.state_dict().items()}
         where = {"stage": self.name, "epoch": self.epoch, **self.where}
         seconds = time.perf_counter() - began
         self.ctx.history(where, loss=loss, selection=value, lr=rate, seconds=seconds)
-        self.ctx.audit(where, outputs, self.model)
+        self.ctx.audit(where, outputs, judged)
         self.epoch += 1
         self.ctx.save(self.name, self._state())
         self.ctx.report(
@@ -174,6 +184,8 @@ class Training:
                 if number % self.accumulate == 0 or number == len(parts):
                     self.optimizer.step()
                     self.optimizer.zero_grad(set_to_none=True)
+                    if self.averaged is not None:
+                        self.averaged.update(self.model)
                 total += loss.detach() * len(batch.y)
         self.ctx.count_passes(len(index))
         mean = float(total) / len(index)  # the one place an epoch waits for the device
@@ -185,9 +197,24 @@ class Training:
             )
         return mean
 
-    def _batches(self, parts: list[Tensor]) -> Iterator[Batch]:
+    def _judged(self) -> nn.Module:
+        """Give the model that the epoch is scored by: the averaged one, where there is one."""
+        if self.averaged is None:
+            return self.model
+        with isolated_randomness(self.ctx.seed(self.name, "norms", self.epoch), self.ctx.device):
+            return self.averaged.settle(self.model, self.set_mode, self._norm_images())
+
+    def _norm_images(self) -> Iterator[Tensor]:
+        """Draw batches as an epoch would, for the statistics of batch-norms."""
+        index = self.draw(self.epoch, self.ctx.generator(self.name, "norms", self.epoch))
+        index = index[: NORM_BATCHES * self.config.batch_size]
+        self.ctx.count_passes(len(index))
+        for batch in self._batches(_parts(index, self.config.batch_size), "norms-augment"):
+            yield batch.images
+
+    def _batches(self, parts: list[Tensor], stream: str = "augment") -> Iterator[Batch]:
         """Gather and augment the images of one batch after another."""
-        generator = self.ctx.generator(self.name, "augment", self.epoch)
+        generator = self.ctx.generator(self.name, stream, self.epoch)
         for part, raw in zip(parts, batches(self.task.train.images, parts), strict=True):
             images = self.task.train_transform(raw, generator)
             images = images.contiguous(memory_format=torch.channels_last)
@@ -199,6 +226,7 @@ class Training:
             "loss": self.loss.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
+            "averaged": self.averaged.state_dict() if self.averaged is not None else None,
             "best_state": self.best_state,
             "progress": [self.epoch, self.best_epoch, self.stale, self.best_value],
         }
@@ -212,6 +240,8 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state["averaged"])
         self.best_state = state["best_state"]
         self.epoch, self.best_epoch, self.stale, self.best_value = state["progress"]
 

@@ -28,7 +28,11 @@ FASTER = ("jtt.upweight=5", "cnc.anchor_ratio=0.1")  # else a few hundred images
 PHOTOS = (
     *("backbone.name=resnet10t", "backbone.pretrained=false", "waterbirds.resolution=64"),
     # The preset fine-tunes an ImageNet network; from scratch its rates would not move a thing.
-    *("nct.backbone_lr=1e-3", "nct.head_lr=1e-3", "nct.batch_size=16", "nct.min_samples=4"),
+    *(
+        f"{method}.{setting}"
+        for method in ("nct", "nct_plus")
+        for setting in ("backbone_lr=1e-3", "head_lr=1e-3", "batch_size=16", "min_samples=4")
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,10 @@ def worst_group_interval(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods on the seeds they share; positive differences favour the first."""
+    """Two methods on the seeds they share; positive differences favour the first.
+
+    The bounds are the 95% t-interval of the mean difference, not corrected for anything.
+    """
 
     first: str
     second: str
@@ -101,6 +104,8 @@ class Comparison:
     difference: float
     p_value: float | None
     p_corrected: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 def compare_pairs(values: Mapping[str, Mapping[int, float]]) -> list[Comparison]:
@@ -114,9 +119,7 @@ def compare_pairs(values: Mapping[str, Mapping[int, float]]) -> list[Comparison]
     tested = [_paired(a, b, values[a], values[b]) for a, b in pairs]
     corrected = iter(holm([c.p_value for c in tested if c.p_value is not None]))
     return [
-        c
-        if c.p_value is None
-        else Comparison(c.first, c.second, c.n, c.difference, c.p_value, next(corrected))
+        c if c.p_value is None else replace(c, p_corrected=next(corrected))
         for c in tested
         if c.n > 0
     ]
@@ -134,7 +137,11 @@ def _paired(
         return Comparison(first, second, len(shared), mean, None)
     from scipy.stats import ttest_1samp  # slow to import
 
-    return Comparison(first, second, len(shared), mean, float(ttest_1samp(differences, 0).pvalue))
+    found = ttest_1samp(differences, 0)
+    low, high = found.confidence_interval(LEVEL)
+    return Comparison(
+        first, second, len(shared), mean, float(found.pvalue), low=float(low), high=float(high)
+    )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -24,6 +24,9 @@ class Proxy:
     n_worst: int
 
 
+NO_PROXY = Proxy(0.0, 0)
+
+
 def pseudo_wga(
     leaf_logits: Tensor, y: Tensor, depth: int, groups: Tensor | None = None, smallest: int = 1
 ) -> Proxy:
@@ -37,9 +40,30 @@ def pseudo_wga(
     accuracy, sizes = group_accuracy(class_of(leaf, depth), y, own, int(own.max()) + 1)
     accuracy = torch.where(sizes >= smallest, accuracy, torch.nan)
     if accuracy.isnan().all():
-        return Proxy(0.0, 0)
+        return NO_PROXY
     worst = int(accuracy.nan_to_num(nan=math.inf).argmin())
     return Proxy(float(accuracy[worst]) / 100, int(sizes[worst]))
+
+
+def cell_wga(
+    leaf_logits: Tensor, y: Tensor, first: Tensor, classes: int, smallest: int, prior: float
+) -> Proxy:
+    """Lowest validation accuracy over the cells (class, what iteration 1 predicts).
+
+    Iteration 1 follows the shortcut, so a cell is a class with one value of it, whatever the
+    present tree makes of its samples; groups by predicted leaf change with every epoch. Cells with
+    fewer than `smallest` samples are left out, and each is drawn to the average as if `prior`
+    samples of average accuracy were added to it: small cells are noisy.
+    """
+    pred = class_scores(leaf_logits, classes).argmax(dim=1)
+    accuracy, sizes = group_accuracy(pred, y, classes * y + first, classes**2)
+    average = 100 * float((pred == y).double().mean())
+    drawn = (accuracy.nan_to_num() * sizes + prior * average) / (sizes + prior)
+    drawn = torch.where(sizes >= smallest, drawn, math.inf)
+    worst = int(drawn.argmin())
+    return (
+        Proxy(float(drawn[worst]) / 100, int(sizes[worst])) if drawn.isfinite().any() else NO_PROXY
+    )
 
 
 def pseudo_auroc(leaf_logits: Tensor, y: Tensor, depth: int) -> Proxy:
@@ -58,7 +82,7 @@ def pseudo_auroc(leaf_logits: Tensor, y: Tensor, depth: int) -> Proxy:
         value = auroc(score[keep], y[keep])
         if not math.isnan(value):
             pairs.append(Proxy(value, int(keep.sum())))
-    return min(pairs, key=lambda proxy: proxy.value, default=Proxy(0.0, 0))
+    return min(pairs, key=lambda proxy: proxy.value, default=NO_PROXY)
 
 
 def tolerance(best: float, n_worst: int, z: float) -> float:

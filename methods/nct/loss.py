@@ -38,10 +38,13 @@ class NodeLoss(nn.Module):
         """Compute the loss of one batch."""
         assert isinstance(model, Tree)
         outputs = model.logits(batch.images, frozen=self.frozen)
-        labels = self.labels[batch.index]
+        return torch.mean(self.each(model, outputs, self.labels[batch.index]))
+
+    def each(self, model: Tree, outputs: list[Tensor], labels: Tensor) -> Tensor:
+        """Compute the weighted loss of each sample from the logits of every level."""
         loss = node_bce(outputs[-1], labels, model.leaves.active)
         if len(outputs) > 1 and not self.frozen and self.aux_weight > 0:
             parents = model.levels[-2]
             assert isinstance(parents, Heads)
             loss = loss + self.aux_weight * node_bce(outputs[-2], labels // 2, parents.active)
-        return torch.mean(loss * self.weights[labels])
+        return loss * self.weights[labels]

@@ -55,7 +55,7 @@ class Growth:
     ctx: Context
     done: list[Iteration] = field(default_factory=list)
     proxies: dict[int, Proxy] = field(default_factory=dict)
-    routed_val: Tensor | None = None
+    first_val: Tensor | None = None  # what iteration 1 predicts of the validation images
 
     def run(self) -> FittedTree:
         """Grow level by level until the depth rule or the configuration says stop."""
@@ -124,11 +124,12 @@ class Growth:
                 self.ctx,
                 name=f"nct-{t}-{phase}",
                 sampler=node_sampler(labels, counts, config.sampling),
-                objective=NodeLoss(labels, weights, config.aux_weight, frozen),
+                objective=self._objective(t, labels, weights, frozen),
                 parameters=self._parameters(tree, frozen),
                 select=select,
                 set_mode=_new_heads_only if frozen else nn.Module.train,
                 where={"iteration": t, "phase": phase},
+                average=self._average(t),
             ).run()
             if whole and kept is not None and not select.better(trained.value, kept.value):
                 tree.load_state_dict(earlier)
@@ -136,6 +137,13 @@ class Growth:
                 kept = trained
         assert kept is not None
         return kept
+
+    def _objective(self, t: int, labels: Tensor, weights: Tensor, frozen: bool) -> NodeLoss:
+        return NodeLoss(labels, weights, self.config.aux_weight, frozen)
+
+    def _average(self, t: int) -> float:
+        """Give the decay of the weights' moving average; 0 is none."""
+        return 0.0
 
     def _parameters(self, tree: Tree, frozen: bool) -> list[dict[str, Any]]:
         backbone_lr, head_lr = self.config.rates(tree.depth)
@@ -156,15 +164,23 @@ class Growth:
                 lambda logits: float(node_bce(logits, y, everywhere).mean()),
                 higher_is_better=False,
             )
-        rule = "pseudo_auroc" if self.task.metric == "auroc" else "pwga2"
-        return Selection(rule, lambda logits: self._proxy(logits, t).value)
+        return Selection(self._rule(), lambda logits: self._proxy(logits, t).value)
+
+    def _rule(self) -> str:
+        """Name the proxy."""
+        return "pseudo_auroc" if self.task.metric == "auroc" else "pwga2"
 
     def _proxy(self, leaf_logits: Tensor, t: int) -> Proxy:
         y = self.task.val.y
         if self.task.metric == "auroc":
             return pseudo_auroc(leaf_logits, y, t)
-        own = self.routed_val if self.config.pwga == "routed" else None
+        own = self._routed_val() if self.config.pwga == "routed" else None
         return pseudo_wga(leaf_logits, y, t, own, self.config.min_group)
+
+    def _routed_val(self) -> Tensor:
+        """Route the validation samples by iteration 1: 2 y + [it was wrong]."""
+        assert self.first_val is not None
+        return 2 * self.task.val.y + (self.first_val != self.task.val.y).long()
 
     def _finish(
         self, tree: Tree, labels: Tensor, counts: Tensor, merged: tuple[int, ...], trained: Trained
@@ -182,13 +198,13 @@ class Growth:
             **dict.fromkeys(("pwga2", "pwga2_routed", "n_worst", "tolerance")),  # from t = 2 on
         }
         if t == 1:
-            self.routed_val = 2 * y + (logits.argmax(dim=1) != y).long()
+            self.first_val = logits.argmax(dim=1)
         else:
             before = max((proxy.value for proxy in self.proxies.values()), default=None)
             proxy = self.proxies[t] = self._proxy(logits, t)
             facts |= {
                 "pwga2": proxy.value,
-                "pwga2_routed": pseudo_wga(logits, y, t, self.routed_val).value,
+                "pwga2_routed": pseudo_wga(logits, y, t, self._routed_val()).value,
                 "n_worst": proxy.n_worst,
                 "tolerance": None
                 if before is None
@@ -222,12 +238,15 @@ class Nct(Method):
 
     def revive(self, shape: Shape, config: NctConfig, weights: dict[str, Tensor]) -> Fitted:
         """Grow a tree of the kept depth and fill it."""
+        return FittedTree(self._revived(shape, config, weights), shape.codes)
+
+    def _revived(self, shape: Shape, config: NctConfig, weights: dict[str, Tensor]) -> Tree:
         tree = Tree(build_backbone(shape.backbone, shape.channels), len(shape.codes))
         depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("levels."))
         for _ in range(depth):
             tree.grow(config.hidden, config.dropout, config.heads, config.first_head == "mlp")
         tree.load_state_dict(weights)
-        return FittedTree(tree.eval(), shape.codes)
+        return tree.eval()
 
     def search_space(self, trial: Any, task: Task) -> NctConfig:
         """Search the paper's ranges."""

@@ -2,7 +2,8 @@
 
 `<dataset>.toml` has a table for each method and in it a line for each knob:
 `lr = { value = 1e-3, source = "..." }`. A method with a first stage describes it in a table of its
-own, `[cnc.erm]`, which may start from another method's (`like = "erm"`) and change some knobs.
+own, `[cnc.erm]`, which may start from another method's (`like = "erm"`) and change some knobs. So
+may a variant of a method: `[nct_plus]` starts from `[nct]`.
 
 The preset `paper` is what the files here say. The preset `tuned` is what a study found, one file
 for a method on a dataset: in the folder of presets that the user's studies wrote, else in `tuned/`
@@ -40,7 +41,11 @@ def read_presets(dataset: str) -> dict[str, dict[str, Sourced]]:
         return {}
     tables = tomllib.loads(path.read_text())
     return {
-        method: {knob: _sourced(entry, tables) for knob, entry in table.items()}
+        method: {
+            knob: _sourced(entry, tables)
+            for knob, entry in {**tables.get(table.get("like", ""), {}), **table}.items()
+            if knob != "like"
+        }
         for method, table in tables.items()
     }
 

@@ -100,6 +100,16 @@ def test_the_main_and_the_timing_campaign_are_the_same_runs() -> None:
     assert not {"erm", "groupdro"} & {job.method for job in timing}  # not in the paper's table
 
 
+def test_parts_of_the_variant_are_one_change_each() -> None:
+    cells = campaign_cells(CAMPAIGNS["plus-parts"], ["cmnist"], NOWHERE)
+    whole, *changed = cells
+    assert whole.is_default and not any(cell.is_default for cell in changed)
+    assert {job.method for cell in cells for job in cell.jobs} == {"nct_plus"}
+    assert all([job.seed for job in cell.jobs] == MAIN for cell in cells)
+    assert all(len(cell.variant.overrides) == 1 for cell in changed)
+    assert len({job.run_id for cell in cells for job in cell.jobs}) == 5 * len(cells)
+
+
 def test_the_seeds_can_be_replaced_and_runs_come_once() -> None:
     jobs = campaign_jobs(CAMPAIGNS["ablation-aux"], ["umnist"], NOWHERE, seeds=[7])
     assert [job.seed for job in jobs] == [7] * 6

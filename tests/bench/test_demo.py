@@ -48,13 +48,13 @@ def test_standins_are_written_once(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small")
 def test_demo_ends_with_a_page(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_methods()
-    few = {name: METHODS[name] for name in ("cnc", "erm", "jtt", "nct")}  # those it has knobs for
+    few = {name: METHODS[name] for name in ("cnc", "erm", "jtt", "nct", "nct_plus")}
     monkeypatch.setattr(demo, "load_methods", lambda: few)
     first = cli("demo", "--out", tmp_path / "demo")
     assert first.code == 0, first.err
     assert "not results" in first.out and "index.html" in first.out
     runs = collect(Store(tmp_path / "demo" / "results"))
-    assert len(runs.runs) == 12 and all(run.kind == "trial" for run in runs.runs)
+    assert len(runs.runs) == 15 and all(run.kind == "trial" for run in runs.runs)
     page = (tmp_path / "demo" / "report" / "index.html").read_text()
     assert "stand-in" in page and "data:image/png" in page and "data:image/jpeg" in page
     assert (tmp_path / "demo" / "report" / "figures" / "trial_attribution.svg").is_file()

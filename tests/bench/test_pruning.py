@@ -105,6 +105,7 @@ def test_a_trial_made_again_keeps_the_epochs_of_its_first_attempt(tmp_path: Path
         ("nct", epoch("nct-1-2", 3, 0.4, "val_loss", iteration=1, phase=2), None),
         ("nct", epoch("nct-2-1", 3, 0.4, "pwga2", iteration=2, phase=1), 21 * LONGEST + 3),
         ("nct", epoch("nct-3-2", 3, 0.4, "pwga2", iteration=3, phase=2), 32 * LONGEST + 3),
+        ("nct_plus", epoch("nct-2-1", 3, 0.4, "cell_pwga", iteration=2, phase=1), 21 * LONGEST + 3),
     ],
 )
 def test_only_epochs_that_are_alike_are_compared(
@@ -114,7 +115,7 @@ def test_only_epochs_that_are_alike_are_compared(
     claim = study.claim(1)
     assert claim is not None
     (job,) = expand(Request((method,), ("umnist",), (100,), tmp_path))
-    Watch(study, claim, method, watched_rules(job))(told)
+    Watch(study, claim, get_method(method).training_name, watched_rules(job))(told)
     (trial,) = study.trials("RUNNING")
     assert list(trial.intermediate_values) == ([] if step is None else [step])
 

@@ -6,6 +6,7 @@ import csv
 import re
 from pathlib import Path
 
+import pandas as pd
 import paper_tex
 import pytest
 from report_records import collection, jobs, record, variant_jobs
@@ -17,6 +18,7 @@ from bench.report.paper import paper_rows
 from bench.report.recount import recount
 from bench.report.table import FIELDS, Row, Table
 from bench.report.tables import all_tables
+from bench.report.tables.class_calibration import class_calibration
 from bench.report.tables.depth import depth_choice
 from bench.report.tables.main_results import difference, main_differences, main_results
 from bench.report.tables.settings import SHOWN, same
@@ -297,3 +299,46 @@ def test_the_runs_of_this_repository_render(tmp_path: Path) -> None:
 def test_a_row_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         Table("x", "", "", ("a",), (), (Row(("a", "b"), ()),), "", "")
+
+
+def test_a_variant_made_here_is_a_row_that_says_so() -> None:
+    made = [record(job, 95.0) for job in jobs("nct_plus", "umnist")]
+    runs = collection(*made, *(record(job, 92.0) for job in jobs("nct", "umnist")))
+    table = main_results(runs)
+    own = [row for row in table.rows if row.header[0].startswith("NCT+")]
+    assert [(row.header[0], row.source) for row in own] == [("NCT+ (not in the paper)", "measured")]
+    assert own[0].section == "No group labels"
+    assert any("NCT+" in note and "validation class labels" in note for note in table.notes)
+    (cell,) = [c for c in own[0].cells if c.about.dataset == "umnist" and c.about.metric == "wga"]
+    assert cell.mean == 95.0 and cell.best
+    names = [row.header[0] for row in main_differences(runs).rows]
+    assert "NCT" in names and not any(name.startswith("NCT+") for name in names)
+
+
+def test_paired_differences_have_an_interval() -> None:
+    ours = [record(job, 90.0 + job.seed) for job in jobs("nct", "umnist")]
+    theirs = [record(job, 95.0 + 0.5 * job.seed) for job in jobs("nct_plus", "umnist")]
+    table = paired_tests(collection(*ours, *theirs))
+    (cell,) = [c for c in table.cells() if c.about.dataset == "umnist" and c.mean is not None]
+    # Differences -5, -4.5, ... -3: mean -4, standard error 0.3536, t(4) = 2.776.
+    assert cell.mean == pytest.approx(-4.0)
+    assert (cell.ci_low, cell.ci_high) == (
+        pytest.approx(-4.982, abs=1e-3),
+        pytest.approx(-3.018, abs=1e-3),
+    )
+
+
+def test_classes_are_calibrated_from_stored_scores(tmp_path: Path) -> None:
+    """Class 1 scores 2 too low everywhere; group 2 is made of the images which that costs."""
+    y = [0, 0, 0, 0, 1, 1, 1, 1] * 5
+    lead = [3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0] * 5
+    group = [0, 0, 0, 0, 1, 1, 2, 2] * 5
+    first = [own if label == 0 else -own for own, label in zip(lead, y, strict=True)]
+    rows = {"y": y, "group": group, "score_0": [value + 2.0 for value in first]}
+    parts = [pd.DataFrame({**rows, "score_1": 0.0, "split": split}) for split in ("val", "test")]
+    made = record(jobs("erm", "umnist")[0], 0.0)
+    (tmp_path / made["run_id"]).mkdir()
+    pd.concat(parts).to_parquet(tmp_path / made["run_id"] / "predictions.parquet")
+    runs = collection(made, folder=tmp_path)
+    cells = [c for c in class_calibration(runs).cells() if c.mean is not None]
+    assert [(c.about.variant, c.mean) for c in cells] == [("calibrated", 100.0), ("gain", 100.0)]

@@ -47,11 +47,21 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize(("dataset", "size"), [("waterbirds", 600), ("celeba", 600), ("isic", 400)])
-def test_grows_a_tree_above_chance(dataset: str, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "dataset", "size"),
+    [
+        ("nct", "waterbirds", 600),
+        ("nct", "celeba", 600),
+        ("nct", "isic", 400),
+        ("nct_plus", "waterbirds", 600),
+        ("nct_plus", "isic", 400),
+    ],
+)
+def test_grows_a_tree_above_chance(method: str, dataset: str, size: int, tmp_path: Path) -> None:
     standins.write(dataset, tmp_path, size=size)
     settings = {**SETTINGS, **OWN.get(dataset, {}), f"{dataset}.resolution": "48"}
-    (job,) = expand(Request(("nct",), (dataset,), (100,), tmp_path, overrides=settings))
+    settings = {name.replace("nct.", f"{method}."): value for name, value in settings.items()}
+    (job,) = expand(Request((method,), (dataset,), (100,), tmp_path, overrides=settings))
     results = tmp_path / "results"
     record = execute(job, Machine(tmp_path, results), lambda progress: None)
     assert record["status"] == "done", record.get("failure")

@@ -13,9 +13,11 @@ from bench.report.tables.ablations import (
     abl_split,
     ablation_trainable,
     aux_sweep,
+    plus_parts,
 )
 from bench.report.tables.calibration import cmnist_calibration, logit_stats, margins
 from bench.report.tables.captures import capture_rates
+from bench.report.tables.class_calibration import class_calibration
 from bench.report.tables.data_facts import dataset_summary, group_distributions
 from bench.report.tables.depth import depth_ablation, depth_choice, depth_diagnostics, pwga_corr
 from bench.report.tables.main_results import main_differences, main_results
@@ -38,6 +40,7 @@ def all_tables(runs: Collection, data_root: Path) -> list[Table]:
         main_differences(runs),
         worst_group_uncertainty(runs),
         paired_tests(runs),
+        class_calibration(runs),
         capture_rates(runs),
         dataset_summary(counted),
         group_distributions(counted),
@@ -56,6 +59,7 @@ def all_tables(runs: Collection, data_root: Path) -> list[Table]:
         abl_minsamples(runs),
         aux_sweep(runs),
         abl_sampling(runs),
+        plus_parts(runs),
         trials(runs),
         left_out(runs),
     ]

@@ -137,7 +137,10 @@ def paired_tests(runs: Collection) -> Table:
         stub=("Methods",),
         columns=tuple(Column(dataset_name(name)) for name in HEADLINE),
         rows=rows,
-        uncertainty="two-sided paired t-test over seeds, Holm-corrected within each dataset",
+        uncertainty=(
+            "two-sided paired t-test over seeds, Holm-corrected within each dataset; the 95% "
+            "t-interval of each difference, in the CSV, is not corrected"
+        ),
         selection=OWN_RULE,
         notes=() if rows else ("No two methods share a seed in this store yet.",),
         in_paper=False,
@@ -155,6 +158,8 @@ def _difference(result: Comparison | None, dataset: str, first: str, second: str
         about,
         mean=result.difference,
         n=result.n,
+        ci_low=result.low,
+        ci_high=result.high,
         note="not testable" if p is None else f"p {p:.3f}",
         digits=3 if metric == "auroc" else 1,
         signed=True,
