@@ -26,6 +26,7 @@ from methods.base import Context, Fitted, Method, Shape, Supervision, register
 from methods.nct.config import NctConfig
 from methods.nct.depth import Proxy, choose_depth, pseudo_auroc, pseudo_wga, tolerance
 from methods.nct.fitted import FittedTree
+from methods.nct.frozen import FrozenAbove
 from methods.nct.loss import NodeLoss, node_bce
 from methods.nct.routing import predicted_leaves, route
 from methods.nct.sampling import node_sampler, node_weights
@@ -130,6 +131,7 @@ class Growth:
                 set_mode=_new_heads_only if frozen else nn.Module.train,
                 where={"iteration": t, "phase": phase},
                 average=self._average(t),
+                predict=FrozenAbove() if frozen else predict_with,
             ).run()
             if whole and kept is not None and not select.better(trained.value, kept.value):
                 tree.load_state_dict(earlier)

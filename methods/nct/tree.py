@@ -121,16 +121,20 @@ class Tree(nn.Module):
         self.levels.append(heads)
         return heads
 
+    def above(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Compute what the last level reads, and the raw logits of the levels before it."""
+        state = self.backbone(images)[:, None]
+        outputs = []
+        for level in self.levels[:-1]:
+            state, scores = level(state)
+            outputs.append(scores)
+        return state, outputs
+
     def logits(self, images: Tensor, *, frozen: bool = False) -> list[Tensor]:
         """Compute the raw logits of every level; `frozen` keeps gradients to the last one."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            state = self.backbone(images)[:, None]
-            outputs = []
-            for level in self.levels[:-1]:
-                state, scores = level(state)
-                outputs.append(scores)
-        outputs.append(self.leaves(state)[1])
-        return outputs
+            state, outputs = self.above(images)
+        return [*outputs, self.leaves(state)[1]]
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute leaf logits, merged nodes ruled out."""
