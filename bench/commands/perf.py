@@ -91,4 +91,8 @@ def _print(rows: list[Row], totals: list[stored.Total]) -> None:
     for line in table.step_costs(rows):
         print(line)
     if totals:
-        print_table("Stored runs, stand-alone", stored.HEADINGS, stored.cells(totals))
+        print_table(
+            "Stored runs under the paper's settings, stand-alone",
+            stored.HEADINGS,
+            stored.cells(totals),
+        )

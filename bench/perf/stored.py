@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -38,14 +40,18 @@ class Total:
 
 
 def totals(store: Store) -> list[Total]:
-    """Add up the finished full runs on real data; smoke runs and stand-ins say nothing."""
+    """Add up the finished runs that count: on real data, in full, under the paper's settings."""
     found = []
     for record in store.records():
         history = store.runs / str(record["run_id"]) / "history.parquet"
-        full = record["status"] == "done" and not record["quick"] and not record["standin"]
-        if full and history.is_file():
+        if _counts(record) and history.is_file():
             found.append(timing_of(record, pd.read_parquet(history)))
     return [_total(method, dataset, runs) for (method, dataset), runs in by_cell(found).items()]
+
+
+def _counts(record: Mapping[str, Any]) -> bool:
+    changed = record["preset"] != "paper" or record["overrides"]
+    return record["status"] == "done" and not (changed or record["quick"] or record["standin"])
 
 
 def _total(method: str, dataset: str, runs: list[Timing]) -> Total:
