@@ -60,12 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
     for name in names:
         get_dataset(name)
     cases = [case for name in names for case in cases_of(name)]
-    table.read_csv(arguments.out / f"{table.machine_name()}.csv")  # fail before the work
+    path = table.write_csv(arguments.out, [])  # fails before the work, if at all
     rows: list[Row] = []
     for number, case in enumerate(cases, start=1):
         say(f"[{number}/{len(cases)}] {case.name} ...")
         rows += summarise(case, take_turns(case, arguments.repeats))
-    path = table.write_csv(arguments.out, rows)
+        table.write_csv(arguments.out, rows)  # now, for the rest may be interrupted
     totals = stored.totals(Store(arguments.results))
     if arguments.json:
         print_json(

@@ -94,6 +94,19 @@ def test_table_and_what_is_kept_of_other_cases(
     assert {case for case, _ in kept} == {"first", "second"}
 
 
+def test_what_was_measured_survives_an_interruption(
+    words: list[str], tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> list[Any]:
+        raise KeyboardInterrupt
+
+    both = [fake_case("first"), Case("second", interrupted)]
+    monkeypatch.setattr(command, "cases_of", lambda dataset: both)
+    assert cli(*words).code == 130
+    (path,) = (tmp_path / "perf").iterdir()
+    assert {row["case"] for row in csv.DictReader(path.open())} == {"first"}
+
+
 @pytest.mark.parametrize(
     ("more", "parts"),
     [
