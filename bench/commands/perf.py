@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=5,
         metavar="N",
-        help="measured turns of every arm (default: 5; photos take 2 at most)",
+        help="measured turns of every arm (default: 5; photos take fewer)",
     )
     parser.add_argument(
         "--out",
