@@ -23,6 +23,7 @@ VERBS = {
     "show": ("bench.commands.show", "one run in full"),
     "explain": ("bench.commands.explain", "route images through a trained tree"),
     "report": ("bench.commands.reporting", "measured numbers beside the paper's"),
+    "perf": ("bench.commands.perf", "how fast the loop is, against the network alone"),
 }
 EXAMPLES = {
     "": """examples:
@@ -70,6 +71,10 @@ EXAMPLES = {
     "report": """examples:
   python -m bench report --out report
   python -m bench report --out report --pdf
+""",
+    "perf": """examples:
+  python -m bench perf
+  python -m bench perf --datasets umnist --repeats 3 --json
 """,
 }
 
