@@ -16,13 +16,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Images of one batch: (B, C, H, W) uint8, padded to the largest, and each one's size."""
+    """Images of one batch: (B, C, H, W) uint8, padded to the largest, and each one's size.
+
+    Attributes:
+        one_size: known to be all of one size, without asking the device.
+    """
 
     pixels: Tensor
     sizes: Tensor
+    one_size: bool = False
 
     def __getitem__(self, part: slice) -> ImageBatch:
-        return ImageBatch(self.pixels[part], self.sizes[part])
+        return ImageBatch(self.pixels[part], self.sizes[part], self.one_size)
 
 
 class Images(Protocol):
@@ -58,7 +63,7 @@ class MemoryImages:
     def batch(self, index: Tensor) -> ImageBatch:
         """Gather the images at `index`."""
         pixels = self.pixels[index.to(self.pixels.device)]
-        return ImageBatch(pixels, self.size.expand(len(pixels), 2))
+        return ImageBatch(pixels, self.size.expand(len(pixels), 2), one_size=True)
 
     def subset(self, index: Tensor) -> MemoryImages:
         """Copy the images at `index`, so that nothing of the rest stays reachable."""

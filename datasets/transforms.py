@@ -116,6 +116,16 @@ class PaddedRandomCrop:
             Axis(shift[1], length[:, 1], output, zero, zero.bool(), self.padding),
         )
 
+    def every(self, length: int, output: int, device: torch.device) -> Axis:
+        """List the cuts an axis of this length can take."""
+        shift = torch.arange(-self.padding, self.padding + 1, device=device).float()
+        zero = torch.zeros_like(shift)
+        return Axis(shift, zero + length, output, zero, zero.bool(), self.padding)
+
+    def number(self, axis: Axis) -> Tensor:
+        """Tell which of them each image takes."""
+        return axis.start.long() + self.padding
+
 
 @dataclass(frozen=True)
 class ResizedRandomCrop:
@@ -133,6 +143,16 @@ class ResizedRandomCrop:
             device=sizes.device,
         ).float()
         return _whole_image(sizes, self.resize, offset)
+
+    def every(self, length: int, output: int, device: torch.device) -> Axis:
+        """List the cuts an axis of this length can take."""
+        offset = torch.arange(self.resize - output + 1, device=device).float()
+        zero = torch.zeros_like(offset)
+        return Axis(zero, zero + length, self.resize, offset, zero.bool())
+
+    def number(self, axis: Axis) -> Tensor:
+        """Tell which of them each image takes."""
+        return axis.offset.long()
 
 
 @dataclass(frozen=True)
@@ -176,7 +196,12 @@ class Transform:
     def __call__(self, batch: ImageBatch, generator: torch.Generator | None = None) -> Tensor:
         """Cut, flip, resize and normalise a batch; random cuts and flips need a generator."""
         rows, columns = self.axes(batch.sizes, generator)
-        pixels = resample(batch.pixels, rows, columns, self.resolution)
+        height, width = batch.pixels.shape[2:]
+        pixels = resample(
+            batch.pixels,
+            self._matrix(rows, height, batch.one_size),
+            self._matrix(columns, width, batch.one_size),
+        )
         factor, shift = _normalisation(self.mean, self.std, pixels.device)
         return pixels.mul_(factor).sub_(shift)
 
@@ -191,6 +216,23 @@ class Transform:
         if self.hflip:
             columns = _flipped(columns, _given(generator))
         return rows, columns
+
+    def _matrix(self, axis: Axis, source: int, one_size: bool) -> Tensor:
+        """Weights of an axis; where it can be cut in a few ways only, they are looked up."""
+        if not one_size or not isinstance(self.cut, PaddedRandomCrop | ResizedRandomCrop):
+            return axis.matrix(source, self.resolution)
+        known = _every_matrix(self.cut, source, self.resolution, axis.start.device)
+        return known[axis.flip.long(), self.cut.number(axis)]
+
+
+@cache
+def _every_matrix(
+    cut: PaddedRandomCrop | ResizedRandomCrop, source: int, output: int, device: torch.device
+) -> Tensor:
+    """Weights of every way to cut an axis, first as it is, then flipped."""
+    every = cut.every(source, output, device)
+    flipped = replace(every, flip=~every.flip)
+    return torch.stack([every.matrix(source, output), flipped.matrix(source, output)])
 
 
 def _given(generator: torch.Generator | None) -> torch.Generator:
@@ -216,11 +258,10 @@ def _flipped(axis: Axis, generator: torch.Generator) -> Axis:
     return replace(axis, flip=coin)
 
 
-def resample(pixels: Tensor, rows: Axis, columns: Axis, output: int) -> Tensor:
+def resample(pixels: Tensor, row_matrix: Tensor, column_matrix: Tensor) -> Tensor:
     """Apply the matrices of both axes to a (B, C, H, W) uint8 batch; values stay in 0..255."""
     count, channels, height, width = pixels.shape
-    row_matrix = rows.matrix(height, output)
-    column_matrix = columns.matrix(width, output)
+    output = row_matrix.shape[1]
     flat = pixels.to(row_matrix.dtype).permute(0, 2, 1, 3).reshape(count, height, channels * width)
     tall = torch.bmm(row_matrix, flat).view(count, output * channels, width)
     both = torch.bmm(tall, column_matrix.transpose(1, 2))

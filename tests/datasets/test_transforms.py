@@ -33,6 +33,11 @@ SIZES = [(218, 178), (300, 500), (60, 45), (97, 401), (224, 224)]
 """Native sizes in one batch: some boxes shrink to 96 pixels, those of the third grow."""
 
 
+def resampled(batch: ImageBatch, rows: Axis, columns: Axis, output: int) -> Tensor:
+    height, width = batch.pixels.shape[2:]
+    return resample(batch.pixels, rows.matrix(height, output), columns.matrix(width, output))
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -83,7 +88,7 @@ def test_random_resized_crop_is_pils(output: int, seed: int) -> None:
     images = [picture(*size, seed=index) for index, size in enumerate(SIZES)]
     batch = batch_of(images)
     rows, columns = RandomResizedCrop((0.3, 1.0)).axes(batch.sizes, output, generator(seed))
-    ours = resample(batch.pixels, rows, columns, output)
+    ours = resampled(batch, rows, columns, output)
     scales = set()
     for slot, image in enumerate(images):
         top, left, height, width = box(rows, columns, slot)
@@ -107,14 +112,14 @@ def test_random_resized_crop_is_pils(output: int, seed: int) -> None:
 def test_flips_mirror_the_cut_image(flips: tuple[bool, bool]) -> None:
     batch = batch_of([picture(*size, seed=index) for index, size in enumerate(SIZES)])
     rows, columns = RandomResizedCrop().axes(batch.sizes, 64, generator())
-    plain = resample(batch.pixels, rows, columns, 64)
+    plain = resampled(batch, rows, columns, 64)
     every = torch.ones(len(SIZES), dtype=torch.bool)
     vertical, horizontal = flips
     rows = replace(rows, flip=every & vertical)
     columns = replace(columns, flip=every & horizontal)
     expected = F.vflip(plain) if vertical else plain
     expected = F.hflip(expected) if horizontal else expected
-    flipped = resample(batch.pixels, rows, columns, 64)
+    flipped = resampled(batch, rows, columns, 64)
     assert torch.allclose(flipped, expected, atol=0.01)
 
 
@@ -287,7 +292,22 @@ def test_weights_sum_to_one_inside_and_padding_is_black() -> None:
         torch.full((2, 3, 50, 70), 255, dtype=torch.uint8), torch.tensor([[50, 70]] * 2)
     )
     rows, columns = RandomResizedCrop().axes(white.sizes, 33, generator())
-    assert torch.allclose(resample(white.pixels, rows, columns, 33), torch.tensor(255.0))
+    assert torch.allclose(resampled(white, rows, columns, 33), torch.tensor(255.0))
     rows, columns = PaddedRandomCrop(9).axes(white.sizes, 33, generator(1))
-    shifted = resample(white.pixels, rows, columns, 33)
+    shifted = resampled(white, rows, columns, 33)
     assert shifted.min() == 0 and torch.isclose(shifted.max(), torch.tensor(255.0))
+
+
+@pytest.mark.parametrize("cut", [PaddedRandomCrop(4), ResizedRandomCrop(40)])
+def test_weights_that_are_looked_up_are_those_that_are_computed(
+    cut: PaddedRandomCrop | ResizedRandomCrop,
+) -> None:
+    pixels = torch.randint(0, 256, (64, 3, 28, 26), dtype=torch.uint8)
+    sizes = torch.tensor([28, 26]).expand(64, 2)
+    transform = Transform(cut, 32, (0.5,) * 3, (0.5,) * 3, hflip=True, vflip=True)
+    looked_up, computed = (
+        transform(ImageBatch(pixels, sizes, one_size), torch.Generator().manual_seed(0))
+        for one_size in (True, False)
+    )
+    assert torch.equal(looked_up, computed)
+    assert len({picture.numpy().tobytes() for picture in looked_up}) == 64
