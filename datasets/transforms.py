@@ -10,8 +10,10 @@ with antialias), so a given crop box gives the same pixels as the usual per-samp
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -105,10 +107,7 @@ class PaddedRandomCrop:
 
     def axes(self, sizes: Tensor, output: int, generator: torch.Generator) -> tuple[Axis, Axis]:
         """Draw one shift per image."""
-        shape = (2, len(sizes))
-        shift = torch.randint(
-            -self.padding, self.padding + 1, shape, generator=generator, device=sizes.device
-        ).float()
+        shift = (self.draw(len(sizes), generator) - self.padding).float()
         zero = torch.zeros_like(shift[0])
         length = sizes.float()
         return (
@@ -116,15 +115,16 @@ class PaddedRandomCrop:
             Axis(shift[1], length[:, 1], output, zero, zero.bool(), self.padding),
         )
 
+    def draw(self, count: int, generator: torch.Generator, output: int = 0) -> Tensor:
+        """Draw which of `every` cut the rows and the columns of each image take."""
+        ways, device = 2 * self.padding + 1, generator.device
+        return torch.randint(ways, (2, count), generator=generator, device=device)
+
     def every(self, length: int, output: int, device: torch.device) -> Axis:
         """List the cuts an axis of this length can take."""
         shift = torch.arange(-self.padding, self.padding + 1, device=device).float()
         zero = torch.zeros_like(shift)
         return Axis(shift, zero + length, output, zero, zero.bool(), self.padding)
-
-    def number(self, axis: Axis) -> Tensor:
-        """Tell which of them each image takes."""
-        return axis.start.long() + self.padding
 
 
 @dataclass(frozen=True)
@@ -135,24 +135,19 @@ class ResizedRandomCrop:
 
     def axes(self, sizes: Tensor, output: int, generator: torch.Generator) -> tuple[Axis, Axis]:
         """Draw one window per image."""
-        offset = torch.randint(
-            0,
-            self.resize - output + 1,
-            (2, len(sizes)),
-            generator=generator,
-            device=sizes.device,
-        ).float()
+        offset = self.draw(len(sizes), generator, output).float()
         return _whole_image(sizes, self.resize, offset)
+
+    def draw(self, count: int, generator: torch.Generator, output: int) -> Tensor:
+        """Draw which of `every` cut the rows and the columns of each image take."""
+        ways, device = self.resize - output + 1, generator.device
+        return torch.randint(ways, (2, count), generator=generator, device=device)
 
     def every(self, length: int, output: int, device: torch.device) -> Axis:
         """List the cuts an axis of this length can take."""
         offset = torch.arange(self.resize - output + 1, device=device).float()
         zero = torch.zeros_like(offset)
         return Axis(zero, zero + length, self.resize, offset, zero.bool())
-
-    def number(self, axis: Axis) -> Tensor:
-        """Tell which of them each image takes."""
-        return axis.offset.long()
 
 
 @dataclass(frozen=True)
@@ -195,13 +190,47 @@ class Transform:
 
     def __call__(self, batch: ImageBatch, generator: torch.Generator | None = None) -> Tensor:
         """Cut, flip, resize and normalise a batch; random cuts and flips need a generator."""
+        if self._in_few_ways(batch):
+            return self.several(batch, [len(batch.pixels)], generator)
         rows, columns = self.axes(batch.sizes, generator)
         height, width = batch.pixels.shape[2:]
-        pixels = resample(
-            batch.pixels,
-            self._matrix(rows, height, batch.one_size),
-            self._matrix(columns, width, batch.one_size),
-        )
+        matrices = rows.matrix(height, self.resolution), columns.matrix(width, self.resolution)
+        return self._normalised(resample(batch.pixels, *matrices))
+
+    def several(
+        self, batch: ImageBatch, counts: Sequence[int], generator: torch.Generator | None
+    ) -> Tensor:
+        """Transform batches that lie one after another, drawing for each as if it came alone.
+
+        Small images take longer to draw for than to cut, so that many at once are faster.
+        """
+        if not self._in_few_ways(batch):
+            ends = list(accumulate(counts))
+            parts = [batch[end - count : end] for end, count in zip(ends, counts, strict=True)]
+            return torch.cat([self(part, generator) for part in parts])
+        drawn = [self._draw(count, _given(generator)) for count in counts]
+        chosen = torch.cat(drawn, dim=2) if len(drawn) > 1 else drawn[0]
+        matrices = [
+            _every_matrix(self.cut, source, self.resolution, chosen.device)[flips, ways]
+            for source, flips, ways in zip(batch.pixels.shape[2:], *chosen, strict=True)
+        ]
+        return self._normalised(resample(batch.pixels, *matrices))
+
+    def _in_few_ways(self, batch: ImageBatch) -> bool:
+        """Tell whether all weights are known beforehand, to be looked up instead of computed."""
+        return batch.one_size and isinstance(self.cut, PaddedRandomCrop | ResizedRandomCrop)
+
+    def _draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draw what `axes` draws, as numbers: (flip, cut) x (rows, columns) x count."""
+        assert isinstance(self.cut, PaddedRandomCrop | ResizedRandomCrop)
+        ways = self.cut.draw(count, generator, self.resolution)
+        flips = torch.zeros_like(ways)
+        for axis, flipped in enumerate((self.vflip, self.hflip)):
+            if flipped:
+                flips[axis] = torch.rand(count, generator=generator, device=ways.device) < 0.5
+        return torch.stack([flips, ways])
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
         factor, shift = _normalisation(self.mean, self.std, pixels.device)
         return pixels.mul_(factor).sub_(shift)
 
@@ -217,19 +246,11 @@ class Transform:
             columns = _flipped(columns, _given(generator))
         return rows, columns
 
-    def _matrix(self, axis: Axis, source: int, one_size: bool) -> Tensor:
-        """Weights of an axis; where it can be cut in a few ways only, they are looked up."""
-        if not one_size or not isinstance(self.cut, PaddedRandomCrop | ResizedRandomCrop):
-            return axis.matrix(source, self.resolution)
-        known = _every_matrix(self.cut, source, self.resolution, axis.start.device)
-        return known[axis.flip.long(), self.cut.number(axis)]
-
 
 @cache
-def _every_matrix(
-    cut: PaddedRandomCrop | ResizedRandomCrop, source: int, output: int, device: torch.device
-) -> Tensor:
+def _every_matrix(cut: Cut, source: int, output: int, device: torch.device) -> Tensor:
     """Weights of every way to cut an axis, first as it is, then flipped."""
+    assert isinstance(cut, PaddedRandomCrop | ResizedRandomCrop)
     every = cut.every(source, output, device)
     flipped = replace(every, flip=~every.flip)
     return torch.stack([every.matrix(source, output), flipped.matrix(source, output)])

@@ -28,6 +28,7 @@ from methods.optimisation import TrainConfig, build_optimizer, build_schedule, s
 from methods.prediction import EvalImages, predict_with
 from methods.selection import Selection, selection
 
+AT_ONCE = 512 * 32**2  # pixels that are augmented together, or a whole batch if that has more
 NORM_BATCHES = 20  # from which an averaged model's batch-norm statistics are taken
 
 
@@ -215,10 +216,14 @@ class Training:
     def _batches(self, parts: list[Tensor], stream: str = "augment") -> Iterator[Batch]:
         """Gather and augment the images of one batch after another."""
         generator = self.ctx.generator(self.name, stream, self.epoch)
-        for part, raw in zip(parts, batches(self.task.train.images, parts), strict=True):
-            images = self.task.train_transform(raw, generator)
+        several = _grouped(parts, self.task.train_transform.resolution)
+        joined = [torch.cat(group) if len(group) > 1 else group[0] for group in several]
+        for group, raw in zip(several, batches(self.task.train.images, joined), strict=True):
+            counts = [len(part) for part in group]
+            images = self.task.train_transform.several(raw, counts, generator)
             images = images.contiguous(memory_format=torch.channels_last)
-            yield Batch(images, self.labels[part], part)
+            for part, own in zip(group, images.split(counts), strict=True):
+                yield Batch(own, self.labels[part], part)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -255,6 +260,12 @@ def _parts(index: Tensor, size: int) -> list[Tensor]:
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
+
+
+def _grouped(parts: list[Tensor], side: int) -> list[list[Tensor]]:
+    """Put batches of small images together, to be gathered and augmented at once."""
+    size = max(1, AT_ONCE // (len(parts[0]) * side**2)) if parts else 1
+    return [parts[start : start + size] for start in range(0, len(parts), size)]
 
 
 @contextmanager

@@ -311,3 +311,14 @@ def test_weights_that_are_looked_up_are_those_that_are_computed(
     )
     assert torch.equal(looked_up, computed)
     assert len({picture.numpy().tobytes() for picture in looked_up}) == 64
+
+
+@pytest.mark.parametrize("one_size", [True, False])
+def test_several_batches_at_once_are_drawn_and_cut_as_if_each_came_alone(one_size: bool) -> None:
+    pixels = torch.randint(0, 256, (67, 3, 28, 28), dtype=torch.uint8)
+    batch = ImageBatch(pixels, torch.tensor([28, 28]).expand(67, 2), one_size)
+    transform = Transform(ResizedRandomCrop(40), 32, (0.5,) * 3, (0.5,) * 3, hflip=True)
+    alone, together = generator(), generator()
+    parts = [transform(batch[start : start + 32], alone) for start in (0, 32, 64)]
+    assert torch.equal(transform.several(batch, [32, 32, 3], together), torch.cat(parts))
+    assert torch.equal(alone.get_state(), together.get_state())
