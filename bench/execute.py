@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from bench.allocation import keep_freed_memory
 from bench.audit import start_audit
 from bench.context import history_rows, with_audit
 from bench.diagnostics import describe_tree
@@ -99,6 +100,7 @@ def execute(job: Job, machine: Machine, report: Report, *, final: bool = True) -
 def _run(job: Job, machine: Machine, store: Store, lease: Lease, report: Report) -> dict[str, Any]:
     threads = machine.threads_for(job)
     torch.set_num_threads(threads)
+    keep_freed_memory()
     device = torch.device(machine.device)
     memory = PeakMemory(device)
     progress_file = store.work / job.run_id / "progress.json"

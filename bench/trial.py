@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from bench.allocation import keep_freed_memory
 from bench.audit import AuditLink
 from bench.context import Report, history_rows
 from bench.evaluate import evaluate
@@ -93,6 +94,7 @@ def _run(
 ) -> dict[str, Any]:
     threads = machine.threads_for(job)
     torch.set_num_threads(threads)
+    keep_freed_memory()
     device = torch.device(machine.device)
     fit = fit_job(job, trial.data, trial.labels, store, device, Unaudited(), report, 0.0, spent)
     fit.fitted.module.eval()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bench.allocation import keep_freed_memory
 from bench.context import Spent
 
 LIMIT = "eager limit"
@@ -127,6 +128,7 @@ def one_thread() -> Iterator[None]:
     """Let torch use one thread, and give back what it had."""
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
+    keep_freed_memory()  # as runs do
     try:
         yield
     finally:
