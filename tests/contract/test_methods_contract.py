@@ -80,11 +80,14 @@ def counting(owner: type, name: str) -> Iterator[list[None]]:
 
 
 def counted_run(runs: Any, name: str, dataset: str) -> tuple[Any, int, int]:
-    """Run without interruption; give the run, its checkpoints and its epochs."""
+    """Run without interruption; give the run, its checkpoints and its epochs.
+
+    In a folder of its own, where no other method has left a stage that it could share.
+    """
     key = ("counted", name, dataset)
     if key not in runs.made:
         with counting(RunContext, "save") as saves, counting(Training, "_one_epoch") as epochs:
-            run = runs.execute(runs.job(name, dataset), "counted")
+            run = runs.execute(runs.job(name, dataset), f"counted-{name}")
         runs.made[key] = run, len(saves), len(epochs)
     counted: tuple[Any, int, int] = runs.made[key]
     return counted
@@ -191,7 +194,7 @@ class TestRun:
         whole, saves, epochs = counted_run(runs, name, dataset)
         if not saves:
             pytest.skip(f"{name} writes no checkpoints, so there is nothing to resume from")
-        place = f"killed-{when}"
+        place = f"killed-{when}-{name}"
         stop = {"middle": (saves + 1) // 2, "last": saves}[when]
         with counting(Training, "_one_epoch") as resumed_epochs:
             with killed_after(stop), pytest.raises(Killed):
