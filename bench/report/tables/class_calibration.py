@@ -59,7 +59,7 @@ def _both(runs: Collection, method: str, dataset: str) -> list[Cell]:
     found = runs.published(method, dataset)
     pairs = [(value, run) for run in found if (value := calibrated_wga(run)) is not None]
     if not pairs:
-        reason = "no predictions kept" if found else runs.absence(method, dataset)
+        reason = "no scores kept" if found else runs.absence(method, dataset)
         return [empty(about, reason) for about in abouts]
     after = [(value, run.run_id) for value, run in pairs]
     gain = [(value - run.record["metrics"]["test"]["wga"], run.run_id) for value, run in pairs]
@@ -72,6 +72,8 @@ def calibrated_wga(run: Run) -> float | None:
     if table is None:
         return None
     val, test = (table[table["split"] == split] for split in ("val", "test"))
+    if val.empty or test.empty or "score_0" not in table:
+        return None
     scores, y = _scores(val), _column(val, "y")
     calibration = fit_calibration(scores, y, scores.shape[1], PlusConfig.penalty)
     return worst_case(calibration(_scores(test)), _column(test, "y"), _column(test, "group"), "wga")
