@@ -26,6 +26,8 @@ from methods.presets import preset_config, preset_values
 Cli = Callable[..., Any]
 NAME = "jtt-umnist-standin-quick"
 
+TRIALS = 12  # so many that a study is not over before its half is noticed
+
 
 def words(method: str, data: Path, results: Path, trials: int, *more: str) -> tuple[object, ...]:
     given = ("tune", "--method", method, "--dataset", "umnist", "--trials", trials, "--quick")
@@ -132,7 +134,7 @@ def test_a_configuration_is_written_as_what_it_changes() -> None:
 def test_two_workers_killed_half_way_and_resumed(
     method: str, digits_root: Path, tmp_path: Path, wait_until: Callable[..., Any], cli: Cli
 ) -> None:
-    command = [str(w) for w in words(method, digits_root, tmp_path, 6, "--workers", "2")]
+    command = [str(w) for w in words(method, digits_root, tmp_path, TRIALS, "--workers", "2")]
     folder = tmp_path / "studies" / f"{method}-umnist-standin-quick"
     meaning: dict[str, Any] = {}  # whatever it means, it is only read here
     launcher = subprocess.Popen(
@@ -147,13 +149,13 @@ def test_two_workers_killed_half_way_and_resumed(
     wait_until(lambda: half_way() or launcher.poll() is not None, 240.0)
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    assert len(Study(folder, 100, meaning).finished()) < 6
+    assert len(Study(folder, 100, meaning).finished()) < TRIALS
     assert subprocess.run([sys.executable, "-m", "bench", *command]).returncode == 0
     study = Study(folder, 100, meaning)
-    assert len(study.finished()) == 6
+    assert len(study.finished()) == TRIALS
     assert study.trials("RUNNING", "WAITING") == []
-    assert len({json.dumps(trial.params) for trial in study.finished()}) == 6
-    assert len({trial.user_attrs["run_id"] for trial in study.finished()}) == 6
+    assert len({json.dumps(trial.params) for trial in study.finished()}) == TRIALS
+    assert len({trial.user_attrs["run_id"] for trial in study.finished()}) == TRIALS
     tuned = ("run", "--methods", method, "--datasets", "umnist", "--seeds", "1", "--quick")
     places = ("--data-root", digits_root, "--results", tmp_path, "--workers", "1")
     assert cli(*tuned, "--preset", "tuned", *places).code == 0
