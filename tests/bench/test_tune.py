@@ -25,7 +25,6 @@ from methods.presets import preset_config, preset_values
 
 Cli = Callable[..., Any]
 NAME = "jtt-umnist-standin-quick"
-
 TRIALS = 12  # so many that a study is not over before its half is noticed
 
 
