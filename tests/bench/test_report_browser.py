@@ -99,8 +99,8 @@ def test_main_table_sorts_both_ways_and_back(page: Any) -> None:
 
 def test_main_table_filters(page: Any) -> None:
     box = page.locator("#main_results [data-filter]")
-    box.fill("nct paper")
-    assert first_column(page) == ["NCT"]
+    box.fill("jtt paper")
+    assert first_column(page) == ["JTT"]
     assert page.locator("#main_results .count").inner_text().startswith("1 of")
     box.fill("no such method")
     assert first_column(page) == []
@@ -120,6 +120,7 @@ def test_a_cell_leads_to_its_runs(page: Any) -> None:
 def test_a_run_and_a_node_of_its_tree_open(page: Any) -> None:
     page.locator("#run-list a", has_text="nct-umnist").first.click()
     dialog = page.locator("dialog[open]")
+    dialog.get_by_role("heading", name="Stages", exact=True).wait_for()
     for part in ("Metrics", "Tree", "History", "Configuration", "Environment", "Stages"):
         assert dialog.get_by_role("heading", name=part, exact=True).count() == 1, part
     assert dialog.locator("svg.chart polyline").count() >= 3
