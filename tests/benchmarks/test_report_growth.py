@@ -31,16 +31,20 @@ PLACES = tuple(
 SAMPLES = 2000
 LINEAR_WITH_ROOM = 1.5 * MANY / FEW
 A_GIGABYTE = 1 << 30
+# Not getrusage: its peak starts from that of the process that started this one.
 MEMORY = """
-import resource, sys
+import sys
 from pathlib import Path
+import torch
+from bench.provenance import PeakMemory
 from bench.report.collection import collect
 from bench.report.render import write_report
 from bench.store import Store
 
 root, out = map(Path, sys.argv[1:])
+memory = PeakMemory(torch.device("cpu"))
 write_report(collect(Store(root)), out, out / "no-data")
-print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(memory.read())
 """
 
 
