@@ -5,10 +5,10 @@ Paper: Garg et al., Discovering Latent Groups for Robust Classification; the aut
 Deviations: none known from the text. Where it is silent or contradicts itself, these readings are
     taken: phi of a linear head is a linear layer of its own; the decay factor divides the
     rates once per iteration; optimiser, schedule and patience are new in each phase and the best
-    checkpoint of phase 2 is the iteration's (on CMNIST the best of both phases); samples are routed
-    on augmented images; on CMNIST no phase stops early and the rate is constant. The pseudo-AUROC
-    is our definition. The batch-norm before phi has no gain and shift of its own, since phi's
-    linear layer has both.
+    checkpoint of phase 2 is the iteration's (on the digit sets the best of both phases); samples
+    are routed on augmented images; on CMNIST no phase stops early and the rate is constant. The
+    pseudo-AUROC is our definition. The batch-norm before phi has no gain and shift of its own,
+    since phi's linear layer has both.
 """
 
 from __future__ import annotations
