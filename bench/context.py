@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class RunScope:
     Attributes:
         meaning: what, besides its own configuration, a stage's result depends on.
         not_before: stages written before this time are computed again.
+        cores: how many the run may keep busy.
     """
 
     run_id: str
@@ -53,14 +55,16 @@ class RunScope:
     report: Report
     audit: AuditLink
     not_before: float = 0.0
+    cores: int = 1
 
 
 @dataclass(frozen=True)
 class Spent:
     """Seconds by the wall and by the processor; on a busy machine only the second can be trusted.
 
-    The processor's are those of all threads of this process, so that whatever another thread does
-    while its caller waits, the audit above all, is subtracted with the wait.
+    The processor's are those of all threads of this process and of the children that it had, so
+    that whatever another thread does while its caller waits, the audit above all, is subtracted
+    with the wait.
     """
 
     wall: float = 0.0
@@ -69,7 +73,9 @@ class Spent:
     @staticmethod
     def now() -> Spent:
         """Read both clocks."""
-        return Spent(time.perf_counter(), time.process_time())
+        had = os.times()
+        children = had.children_user + had.children_system
+        return Spent(time.perf_counter(), time.process_time() + children)
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(self.wall + other.wall, self.cpu + other.cpu)
@@ -104,6 +110,7 @@ class RunContext:
         self.part = part
         self.stage_records = stages
         self.device = scope.device
+        self.cores = scope.cores
 
     def seed(self, *names: str | int) -> int:
         """Derive the seed that belongs to a name."""
