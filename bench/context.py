@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +29,7 @@ from bench.lease import Lease
 from bench.provenance import environment, git_state
 from bench.pruning import Pruned
 from bench.seeds import derive_seed
+from bench.spent import Spent as Spent  # part of the accounts that this module keeps
 from datasets.config import as_plain
 from methods.base import Context, SharedStage, StageResult
 
@@ -56,32 +55,6 @@ class RunScope:
     audit: AuditLink
     not_before: float = 0.0
     cores: int = 1
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Seconds by the wall and by the processor; on a busy machine only the second can be trusted.
-
-    The processor's are those of all threads of this process and of the children that it had, so
-    that whatever another thread does while its caller waits, the audit above all, is subtracted
-    with the wait.
-    """
-
-    wall: float = 0.0
-    cpu: float = 0.0
-
-    @staticmethod
-    def now() -> Spent:
-        """Read both clocks."""
-        had = os.times()
-        children = had.children_user + had.children_system
-        return Spent(time.perf_counter(), time.process_time() + children)
-
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(self.wall + other.wall, self.cpu + other.cpu)
-
-    def __sub__(self, other: Spent) -> Spent:
-        return Spent(self.wall - other.wall, self.cpu - other.cpu)
 
 
 @dataclass

@@ -18,11 +18,12 @@ from torch import nn
 
 import bench.audit
 from bench.audit import AuditLink, start_audit
-from bench.context import Part, RunContext, RunScope, Spent, history_rows, with_audit
+from bench.context import Part, RunContext, RunScope, history_rows, with_audit
 from bench.execute import Machine, execute, load_data
 from bench.plan import Request, expand
 from bench.provenance import git_state
 from bench.seeds import derive_seed
+from bench.spent import Spent
 from datasets.base import LoadedData
 from methods.base import Context, StageResult
 from methods.logistic import Fit, Layer, Samples, fit_layers

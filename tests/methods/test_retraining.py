@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 
-from bench.context import Spent
+from bench.spent import Spent
 from datasets.errors import UsageError
 from methods.logistic import (
     TOLERANCE,
