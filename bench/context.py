@@ -6,7 +6,6 @@ import io
 import json
 import math
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from bench.lease import Lease
 from bench.provenance import environment, git_state
 from bench.pruning import Pruned
 from bench.seeds import derive_seed
+from bench.spent import Spent as Spent  # part of the accounts that this module keeps
 from datasets.config import as_plain
 from methods.base import Context, SharedStage, StageResult
 
@@ -43,6 +43,7 @@ class RunScope:
     Attributes:
         meaning: what, besides its own configuration, a stage's result depends on.
         not_before: stages written before this time are computed again.
+        cores: how many the run may keep busy.
     """
 
     run_id: str
@@ -53,29 +54,7 @@ class RunScope:
     report: Report
     audit: AuditLink
     not_before: float = 0.0
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Seconds by the wall and by the processor; on a busy machine only the second can be trusted.
-
-    The processor's are those of all threads of this process, so that whatever another thread does
-    while its caller waits, the audit above all, is subtracted with the wait.
-    """
-
-    wall: float = 0.0
-    cpu: float = 0.0
-
-    @staticmethod
-    def now() -> Spent:
-        """Read both clocks."""
-        return Spent(time.perf_counter(), time.process_time())
-
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(self.wall + other.wall, self.cpu + other.cpu)
-
-    def __sub__(self, other: Spent) -> Spent:
-        return Spent(self.wall - other.wall, self.cpu - other.cpu)
+    cores: int = 1
 
 
 @dataclass
@@ -104,6 +83,7 @@ class RunContext:
         self.part = part
         self.stage_records = stages
         self.device = scope.device
+        self.cores = scope.cores
 
     def seed(self, *names: str | int) -> int:
         """Derive the seed that belongs to a name."""

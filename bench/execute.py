@@ -43,6 +43,7 @@ class Machine:
     """Where and how a job runs; nothing of it belongs to what the job means.
 
     Attributes:
+        threads: cores that a job may keep busy.
         not_before: results (runs and shared stages) older than this are made again.
     """
 
@@ -119,7 +120,9 @@ def _run(job: Job, machine: Machine, store: Store, lease: Lease, report: Report)
     digest_of_labels = label_digest({name: part.labels for name, part in data.splits.items()})
     audit = start_audit(data, store.audits, threads)
     fit = fit_job(
-        job, data, digest_of_labels, store, device, audit, tell, not_before=machine.not_before
+        *(job, data, digest_of_labels, store, device, audit, tell),
+        not_before=machine.not_before,
+        cores=machine.threads,
     )
     fitted = fit.fitted
     tell({"stage": "evaluating"})

@@ -60,10 +60,12 @@ def fit_job(
     report: Report,
     not_before: float = 0.0,
     accounts: list[dict[str, Any]] | None = None,
+    cores: int = 1,
 ) -> Fit:
     """Fit the job's method; `labels` is the digest of all labels, which shared stages depend on.
 
-    What it costs is added to `accounts`, where they are given, however it ends.
+    What it costs is added to `accounts`, where they are given, however it ends. It may keep as many
+    `cores` busy as are given.
     """
     method = get_method(job.method)
     config = build_config(method.config_type, job.config["method"], job.method)
@@ -78,6 +80,7 @@ def fit_job(
         report=report,
         audit=audit,
         not_before=not_before,
+        cores=cores,
     )
     threads = torch.get_num_threads()
     try:

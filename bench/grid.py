@@ -190,15 +190,3 @@ def summarise(
         "runs": runs,
         "skipped_datasets": [{"name": s.name, "command": s.command} for s in skipped],
     }
-
-
-def seconds_of(jobs: Sequence[Job], store: Store) -> dict[tuple[str, str, bool], float]:
-    """Estimate what a run costs from finished runs of the same method and dataset."""
-    spent: dict[tuple[str, str, bool], list[float]] = {}
-    wanted = {(job.method, job.dataset, job.quick) for job in jobs}
-    for record in store.records():
-        key = (record["method"], record["dataset"], record["quick"])
-        if key in wanted and record["status"] == "done":
-            total = sum(stage["seconds_standalone"] for stage in record["stages"])
-            spent.setdefault(key, []).append(total)
-    return {key: sum(values) / len(values) for key, values in spent.items()}

@@ -100,6 +100,27 @@ def timing_of(record: Mapping[str, Any], history: pd.DataFrame) -> Timing:
     )
 
 
+def minutes_together(runs: Iterable[tuple[Mapping[str, Any], pd.DataFrame]]) -> float:
+    """Add up runs, without warm-up, as if each stage they have in common had been made once.
+
+    Args:
+        runs: record and history of each.
+    """
+    seconds = 0.0
+    counted: set[tuple[str, str]] = set()
+    for record, history in runs:
+        repeated = {stage["name"] for stage in record["stages"] if _address(stage) in counted}
+        new = [stage for stage in record["stages"] if _address(stage) not in counted]
+        own = set(history["stage"].dropna()) - repeated
+        seconds += _sum(new, "seconds_standalone") - warm_up_seconds(history, own)
+        counted.update(_address(stage) for stage in new)
+    return seconds / 60
+
+
+def _address(stage: Mapping[str, Any]) -> tuple[str, str]:
+    return stage["name"], stage["key"]
+
+
 def _sum(stages: Sequence[Mapping[str, Any]], name: str) -> float:
     return float(sum(stage[name] for stage in stages))
 

@@ -96,7 +96,11 @@ def _run(
     torch.set_num_threads(threads)
     keep_freed_memory()
     device = torch.device(machine.device)
-    fit = fit_job(job, trial.data, trial.labels, store, device, Unaudited(), report, 0.0, spent)
+    fit = fit_job(
+        *(job, trial.data, trial.labels, store, device, Unaudited(), report),
+        accounts=spent,
+        cores=machine.threads,
+    )
     fit.fitted.module.eval()
     images = EvalImages(trial.data.splits["val"].images, trial.data.facts.eval_transform)
     metrics = evaluate(trial.data, "val", predict(fit.fitted.logits, images))

@@ -6,6 +6,7 @@ worker. Each split has a file of its own, so that what a method holds leads to i
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +75,23 @@ class MemoryImages:
         return MemoryImages(self.pixels.to(device))
 
 
+class Mapping:
+    """A file as an array of bytes that need not stay in this process's memory."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.pixels = np.frombuffer(self._map, dtype=np.uint8)
+
+    def release(self) -> None:
+        """Give back the pages that were read, which would add up to the whole file.
+
+        The system still has them in its cache, but they are no longer this process's.
+        """
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on every system
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
 class MappedImages:
     """Images of any sizes in one memory-mapped file: H x W x C pixels one image after another.
 
@@ -94,7 +112,7 @@ class MappedImages:
         self.sizes = sizes
         self.channels = channels
         self.device = device or torch.device("cpu")
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        self._bytes = Mapping(path)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -109,7 +127,8 @@ class MappedImages:
             zip(self.offsets[index].tolist(), sizes.tolist(), strict=True)
         ):
             stop = start + h * w * self.channels
-            pixels[slot, :h, :w] = self._bytes[start:stop].reshape(h, w, self.channels)
+            pixels[slot, :h, :w] = self._bytes.pixels[start:stop].reshape(h, w, self.channels)
+        self._bytes.release()
         batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
         if (
             self.device.type == "cuda"
@@ -122,11 +141,13 @@ class MappedImages:
     @property
     def nbytes(self) -> int:
         """Size of the file, which may hold more images than these."""
-        return len(self._bytes)
+        return len(self._bytes.pixels)
 
     def pixels(self) -> Tensor:
         """Read the whole file into memory."""
-        return torch.from_numpy(np.array(self._bytes))
+        whole = torch.from_numpy(np.array(self._bytes.pixels))
+        self._bytes.release()
+        return whole
 
     def subset(self, index: Tensor) -> MappedImages:
         """Restrict to the images at `index`."""
@@ -144,4 +165,4 @@ class MappedImages:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._bytes = np.memmap(self.path, dtype=np.uint8, mode="r")
+        self._bytes = Mapping(self.path)

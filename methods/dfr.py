@@ -20,8 +20,9 @@ from methods.backbones import Classifier
 from methods.base import Context, Fitted, Method, Supervision, register
 from methods.classifier import FittedClassifier, PlainNetwork
 from methods.erm import ErmConfig, train_erm
+from methods.logistic import Standardiser
 from methods.presets import preset_config
-from methods.retraining import RetrainConfig, Standardiser, extract_features, retrain_head
+from methods.retraining import RetrainConfig, extract_features, retrain_head
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from bench.commands.common import add_places, add_selection, print_json, print_table, say
 from bench.commands.run import request_from
-from bench.grid import Skipped, overview, seconds_of
+from bench.grid import Skipped, overview
 from bench.plan import Job, expand
+from bench.sharing import Totals, expected_totals, kind_of, stage_seconds
 from bench.store import Store
 
 
@@ -30,9 +31,12 @@ def print_plan(
     """Print what is done of the jobs and what the rest is expected to cost."""
     store = Store(arguments.results)
     content = overview(jobs, store, skipped)
-    cost = seconds_of(jobs, store)
+    known = stage_seconds(jobs, store)
     for job, run in zip(jobs, content["runs"], strict=True):
-        run["expected_seconds"] = cost.get((job.method, job.dataset, job.quick))
+        stages = known.get(kind_of(job))
+        run["expected_seconds"] = None if stages is None else sum(stages.values())
+    totals = expected_totals(jobs, known)
+    content["expected_seconds"] = {"shared": totals.shared, "standalone": totals.standalone}
     if arguments.json:
         print_json(content)
         return 0
@@ -42,17 +46,23 @@ def print_plan(
     print_table(
         f"{content['total']} runs, {content['done']} done", ("run", "state", "expected"), rows
     )
-    open_runs = [run for run in content["runs"] if run["status"] not in ("done", "failed")]
-    known = [run["expected_seconds"] for run in open_runs if run["expected_seconds"] is not None]
-    if open_runs:
-        unknown = len(open_runs) - len(known)
-        say(
-            f"to run: {len(open_runs)}, expected {_seconds(sum(known))} of one worker"
-            + (f", plus {unknown} runs of unknown cost" if unknown else "")
-        )
+    print(f"all of them: {_described(totals)}")
+    ended = [run["status"] in ("done", "failed") for run in content["runs"]]
+    to_run = [job for job, over in zip(jobs, ended, strict=True) if not over]
+    if to_run:
+        say(f"to run: {len(to_run)}, expected {_described(expected_totals(to_run, known))}")
     for entry in skipped:
         say(f"{entry.what}: {entry.name}; to get it: {entry.command}")
     return 0
+
+
+def _described(totals: Totals) -> str:
+    """Give both totals: what the machine will do, and what the methods cost by themselves."""
+    return (
+        f"{_seconds(totals.shared)} of one worker with shared stages counted once, "
+        f"{_seconds(totals.standalone)} with each run by itself"
+        + (f", plus {totals.unknown} runs of unknown cost" if totals.unknown else "")
+    )
 
 
 def _seconds(seconds: float | None) -> str:

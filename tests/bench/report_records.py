@@ -64,6 +64,7 @@ def record(job: Job, wga: float, **changes: Any) -> dict[str, Any]:
         "stages": [
             {
                 "name": "erm",
+                "key": f"{job.dataset} {job.seed}",
                 "seconds_standalone": 60.0,
                 "seconds_marginal": 0.0,
                 "image_passes": 9,
@@ -72,6 +73,7 @@ def record(job: Job, wga: float, **changes: Any) -> dict[str, Any]:
             },
             {
                 "name": "fit",
+                "key": job.run_id,
                 "seconds_standalone": 30.0,
                 "seconds_marginal": 30.0,
                 "image_passes": 9,

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from torch import nn
 
 import bench.audit
 from bench.audit import AuditLink, start_audit
-from bench.context import Part, RunContext, RunScope, Spent, history_rows, with_audit
-from bench.execute import load_data
+from bench.context import Part, RunContext, RunScope, history_rows, with_audit
+from bench.execute import Machine, execute, load_data
 from bench.plan import Request, expand
 from bench.provenance import git_state
 from bench.seeds import derive_seed
+from bench.spent import Spent
 from datasets.base import LoadedData
 from methods.base import Context, StageResult
+from methods.logistic import Fit, Layer, Samples, fit_layers
 
 names = st.lists(st.text(st.characters(exclude_characters="/", codec="utf-8")), max_size=3)
 
@@ -332,3 +334,20 @@ def test_a_stage_says_which_code_made_it(tmp_path: Path) -> None:
     ctx = make_context(tmp_path)
     ctx.stage("toy", Recipe(), three_epochs, version=1)
     assert ctx.stage_records[0]["git"] == git_state()
+
+
+def test_a_run_may_keep_the_cores_of_its_worker_busy(
+    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a LeNet's cores trains; the others may help where a method fits many times."""
+    seen = []
+
+    def noted(samples: Samples, fits: Sequence[Fit], cores: int) -> list[Layer]:
+        seen.append(cores)
+        return fit_layers(samples, fits)
+
+    monkeypatch.setattr("methods.retraining.fit_layers", noted)
+    (job,) = expand(Request(("dfr",), ("umnist",), (0,), digits_root, quick=True))
+    done = execute(job, Machine(digits_root, tmp_path, threads=3), lambda progress: None)
+    assert (done["status"], done["threads"]) == ("done", 1)
+    assert seen == [3, 3]

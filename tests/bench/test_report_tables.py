@@ -22,6 +22,7 @@ from bench.report.tables.class_calibration import class_calibration
 from bench.report.tables.depth import depth_choice
 from bench.report.tables.main_results import difference, main_differences, main_results
 from bench.report.tables.settings import SHOWN, same
+from bench.report.tables.timing import training_time
 from bench.report.tables.uncertainty import paired_tests
 from bench.store import Store
 
@@ -214,6 +215,30 @@ def test_tree_tables_read_the_records(full_report: dict[str, Table]) -> None:
     assert first("training_time", method="nct").mean == 1.5  # both stages in full, in minutes
     rate = first("capture_rates", variant="iteration 3 digit_8 in 5-9:H*")
     assert rate.mean == pytest.approx(2 * 100 / 8)
+
+
+def test_methods_together_cost_less_than_one_by_one() -> None:
+    """Two methods of 60 + 30 s share the first minute; seeds that one lacks are left out."""
+    made = [record(job, 90.0) for job in (*jobs("jtt", "umnist", 2), *jobs("dfr", "umnist", 3))]
+    alone = record(jobs("erm", "cmnist", 1)[0], 1.0)
+    table = training_time(collection(*made, alone))
+    found = {(c.about.dataset, c.about.variant): c for c in cells(table, "measured", method="all")}
+    assert found["umnist", "standalone"].mean == pytest.approx(3.0)
+    assert found["umnist", "shared"].mean == pytest.approx(2.0)
+    for way in ("standalone", "shared"):
+        assert (found["umnist", way].n, found["umnist", way].note) == (2, "2 methods")
+        assert len(found["umnist", way].run_ids) == 4
+        assert found["cmnist", way].mean == pytest.approx(1.5)
+        assert found["isic", way].reason == "not run"
+    assert "training_time,all,umnist,minutes,shared,2.0," in table.to_csv()
+    apart = training_time(
+        collection(
+            record(jobs("jtt", "umnist", 2)[1], 9.0), record(jobs("erm", "umnist", 1)[0], 9.0)
+        )
+    )
+    assert {c.reason for c in cells(apart, "measured", method="all", dataset="umnist")} == {
+        "no seed that every method has"
+    }
 
 
 def test_capture_rates_of_unions_take_the_samples_own_class() -> None:

@@ -13,7 +13,7 @@ from bench.energy import measured_energy
 from bench.execute import Machine, execute
 from bench.plan import Request, expand
 from bench.store import Store
-from bench.timing import by_cell, machines, timing_of, timings, warm_up_seconds
+from bench.timing import by_cell, machines, minutes_together, timing_of, timings, warm_up_seconds
 
 
 def epochs(stage: str, seconds: list[float], iteration: int | None = None) -> pd.DataFrame:
@@ -52,6 +52,19 @@ def test_stand_alone_counts_everything_and_marginal_what_was_made() -> None:
     assert cost.minutes_marginal == pytest.approx((60 - 6) / 60)
     assert (cost.image_passes, cost.cpu_minutes, cost.peak_memory_gb) == (2000, 0.2, 2.0)
     assert cost.energy_kwh is None
+
+
+def test_a_stage_in_common_counts_once_together_with_its_warm_up() -> None:
+    def run(key: str, own: float) -> tuple[dict[str, Any], pd.DataFrame]:
+        first = {**stage("erm", 120.0, reused=True), "key": key}
+        last = {**stage("fit", own, reused=False), "key": f"{key} {own}"}
+        trained = pd.concat([epochs("erm", [42.0, 30.0, 30.0]), epochs("x", [8.0, 5.0, 5.0])])
+        return record([first, last]), trained
+
+    one, same, other = run("a", 60.0), run("a", 30.0), run("b", 30.0)
+    assert minutes_together([one]) == pytest.approx(timing_of(*one).minutes_standalone)
+    assert minutes_together([one, same]) == pytest.approx((120 - 12 + 60 - 3 + 30 - 3) / 60)
+    assert minutes_together([one, other]) == pytest.approx((240 - 24 + 60 - 3 + 30 - 3) / 60)
 
 
 def test_warm_up_is_told_training_by_training_and_only_where_it_can_be() -> None:

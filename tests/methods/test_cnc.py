@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from official_cnc import official_step
 from torch import Tensor, nn
 
 import methods.cnc
@@ -17,7 +18,7 @@ from bench.context import RunContext
 from datasets.base import BackboneSpec, LoadedData, Task
 from datasets.catalogue import DATASETS
 from datasets.errors import UsageError
-from methods.backbones import Backbone, Classifier
+from methods.backbones import Backbone, Classifier, build_backbone
 from methods.base import METHODS, load_methods
 from methods.cnc import Cnc, CncConfig, cluster, frozen_statistics, project, slices_of
 from methods.contrastive import (
@@ -112,6 +113,32 @@ class TestLoss:
         for ours, parameter in zip(found, model.parameters(), strict=True):
             torch.testing.assert_close(ours, parameter.grad, rtol=1e-4, atol=1e-6)
             assert ours.abs().sum() > 0
+
+    @pytest.mark.parametrize("dataset", ["umnist", "cmnist"])
+    def test_a_step_is_the_official_one(self, dataset: str) -> None:
+        """The preset's step of several sets on its own network: equal losses, equal gradients."""
+        config: CncConfig = preset_config(METHODS["cnc"], dataset)
+        facts = DATASETS[dataset].facts(DATASETS[dataset].config_type())
+        n, sets, at_once = config.per_role, config.batch_factor, config.sets_per_forward
+        torch.manual_seed(0)
+        backbone = build_backbone(BackboneSpec(facts.backbone), facts.channels)
+        model = Classifier(backbone, len(facts.classes)).eval()
+        images = torch.randn(sets * ROLES * n, facts.channels, 32, 32, generator=generator(1))
+        y = torch.randint(len(facts.classes), (len(images),), generator=generator(2))
+        knobs = config.temperature, config.contrastive_weight
+        expected = official_step(model, images, y, n, *knobs, 32, generator(3))
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        index = torch.arange(len(images))
+        loss_of, total = TwoSidedLoss(n, at_once, *knobs), 0.0
+        for part in index.split(at_once * ROLES * n):
+            loss = loss_of(model, Batch(images[part], y[part], part)) * at_once / sets
+            loss.backward()
+            total += float(loss.detach())
+        assert total == pytest.approx(expected, rel=1e-5)
+        assert len(gradients) == len(list(model.parameters()))
+        for theirs, parameter in zip(gradients, model.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, theirs, rtol=1e-3, atol=1e-5)
 
     @pytest.mark.parametrize("sets", [8, 6, 3])
     def test_sets_per_forward_does_not_change_gradients(self, batch: Batch, sets: int) -> None:

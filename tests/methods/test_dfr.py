@@ -16,9 +16,10 @@ from methods.backbones import Classifier
 from methods.base import METHODS, Supervision, load_methods
 from methods.dfr import Dfr, DfrConfig
 from methods.erm import ErmConfig, train_erm
+from methods.logistic import Samples, Standardiser
 from methods.metrics import worst_case
 from methods.presets import preset_config
-from methods.retraining import Standardiser, average_layer, extract_features
+from methods.retraining import average_layer, extract_features
 
 MakeContext = Callable[..., RunContext]
 CONFIG = DfrConfig(
@@ -45,7 +46,7 @@ class TestFit:
 
         def noted(*arguments: Any) -> Any:
             drawn.append(np.random.Generator(np.random.PCG64()))
-            drawn[-1].bit_generator.state = arguments[-1].bit_generator.state
+            drawn[-1].bit_generator.state = arguments[-2].bit_generator.state
             return average_layer(*arguments)
 
         monkeypatch.setattr("methods.retraining.average_layer", noted)
@@ -60,11 +61,23 @@ class TestFit:
         penalty = fitted.facts["retraining"]["penalty"]
         scale = Standardiser.of(features[0])
         weights, intercepts = average_layer(
-            features[1], val.y.numpy(), val.groups.numpy(), 2, CONFIG, penalty, scale, drawn[0]
+            Samples(features[1], val.y.numpy(), 2),
+            *(val.groups.numpy(), CONFIG, penalty, scale, drawn[0]),
         )
         head: list[Tensor] = [part.detach().double() for part in fitted.module.head.parameters()]
         np.testing.assert_allclose(head[0], weights, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(head[1], intercepts, rtol=1e-5, atol=1e-7)
+
+    def test_cores_do_not_change_the_head(
+        self, selecting_task: Task, make_context: MakeContext
+    ) -> None:
+        heads = []
+        for cores in (1, 3):
+            ctx = make_context()
+            ctx.cores = cores
+            heads.append(Dfr().fit(selecting_task, CONFIG, ctx).module.state_dict())
+        assert torch.equal(heads[0]["head.weight"], heads[1]["head.weight"])
+        assert torch.equal(heads[0]["head.bias"], heads[1]["head.bias"])
 
     def test_facts(self, selecting_task: Task, make_context: MakeContext) -> None:
         ctx = make_context()

@@ -32,16 +32,11 @@ from methods.erm import ErmConfig
 from methods.george import GeorgeConfig
 from methods.groupdro import GroupDroConfig, RobustLoss
 from methods.jtt import JttConfig, JudgedCrossEntropy
+from methods.logistic import TOLERANCE, Samples, Standardiser
 from methods.metrics import accuracy, worst_case
 from methods.optimisation import TrainConfig
 from methods.prediction import EvalImages, predict_with
-from methods.retraining import (
-    TOLERANCE,
-    RetrainConfig,
-    Standardiser,
-    average_layer,
-    balanced_subset,
-)
+from methods.retraining import RetrainConfig, average_layer, balanced_subset
 from methods.training import Training
 
 pytestmark = pytest.mark.usefixtures("small_networks")
@@ -271,9 +266,9 @@ class TestDfr:
     ) -> None:
         seen = []
 
-        def noted(features: Any, y: Any, groups: Any, *rest: Any) -> Any:
-            seen.append((len(features), np.bincount(groups).tolist()))
-            return average_layer(features, y, groups, *rest)
+        def noted(samples: Samples, groups: Any, *rest: Any) -> Any:
+            seen.append((len(samples.features), np.bincount(groups).tolist()))
+            return average_layer(samples, groups, *rest)
 
         monkeypatch.setattr(methods.retraining, "average_layer", noted)
         fit("dfr", granted_task, make_context())
@@ -287,7 +282,7 @@ class TestDfr:
         features = rng.normal(size=(120, 5)) + y[:, None] * np.array([2.0, 1.0, 0.0, 0.0, 0.0])
         config, scale = RetrainConfig(retrains=20), Standardiser(np.full(5, 0.5), np.full(5, 2.0))
         weights, intercepts = average_layer(
-            features, y, groups, 2, config, 0.3, scale, np.random.default_rng(7)
+            Samples(features, y, 2), groups, config, 0.3, scale, np.random.default_rng(7)
         )
         same, fits = np.random.default_rng(7), []
         for _ in range(20):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +14,24 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 
+from bench.spent import Spent
 from datasets.errors import UsageError
-from methods.retraining import (
+from methods.logistic import (
     TOLERANCE,
+    Fit,
     Floats,
     Ints,
-    RetrainConfig,
+    Samples,
     Standardiser,
+    fit_layer,
+    fit_layers,
+)
+from methods.retraining import (
+    RetrainConfig,
     apply_layer,
     average_layer,
     balanced_subset,
     choose_penalty,
-    fit_layer,
 )
 
 
@@ -143,7 +152,9 @@ class TestPenalty:
             own = groups[positions]
             return float(min(right[own == g].mean() for g in np.unique(own)))
 
-        found = choose_penalty(features, y, groups, 2, self.config, worst, np.random.default_rng(5))
+        found = choose_penalty(
+            Samples(features, y, 2), groups, self.config, worst, np.random.default_rng(5)
+        )
         rng = np.random.default_rng(5)
         means = dict.fromkeys(self.config.penalties, 0.0)
         for _ in range(3):
@@ -164,9 +175,67 @@ class TestPenalty:
     def test_weaker_one_wins_a_tie(self) -> None:
         features, y = samples(40, 2)
         found = choose_penalty(
-            features, y, y, 2, self.config, lambda *_: 0.5, np.random.default_rng(0)
+            Samples(features, y, 2), y, self.config, lambda *_: 0.5, np.random.default_rng(0)
         )
         assert found == (1.0, 0.5)
+
+
+class TestCores:
+    """More cores change nothing, not even the last bit."""
+
+    @staticmethod
+    def fits(samples: Samples, count: int) -> list[Fit]:
+        """Fits of all kinds: each on rows, at a penalty and from a seed of its own."""
+        drawn = [np.random.default_rng(seed).permutation(300)[:200] for seed in range(count)]
+        return [
+            Fit(rows, Standardiser.of(samples.features[rows]), (0.1, 1.0)[seed % 2], seed)
+            for seed, rows in enumerate(drawn)
+        ]
+
+    @pytest.fixture
+    def samples(self) -> Samples:
+        return Samples(*samples(300, 5), 5)
+
+    @pytest.mark.parametrize(("count", "cores"), [(5, 2), (4, 3), (1, 4)])
+    def test_layers_are_the_same_bit_for_bit(
+        self, samples: Samples, count: int, cores: int
+    ) -> None:
+        fits = self.fits(samples, count)
+        alone = fit_layers(samples, fits)
+        assert len(alone) == count
+        assert len({layer[0].tobytes() for layer in alone}) == count, "fits are not told apart"
+        shared = fit_layers(samples, fits, cores)
+        for (weights, intercepts), (others, other) in zip(alone, shared, strict=True):
+            np.testing.assert_array_equal(weights, others)
+            np.testing.assert_array_equal(intercepts, other)
+
+    def test_one_core_starts_no_process(
+        self, samples: Samples, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(subprocess, "Popen", None)
+        assert len(fit_layers(samples, self.fits(samples, 2))) == 2
+        with pytest.raises(TypeError):
+            fit_layers(samples, self.fits(samples, 2), cores=2)
+
+    def test_what_a_dead_helper_left_is_done_here(
+        self, samples: Samples, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fits = self.fits(samples, 3)
+        alone = fit_layers(samples, fits)
+        monkeypatch.setattr(sys, "executable", shutil.which("false"))
+        for (weights, _), (others, _) in zip(alone, fit_layers(samples, fits, 2), strict=True):
+            np.testing.assert_array_equal(weights, others)
+
+    def test_the_time_of_helpers_is_charged(self, samples: Samples) -> None:
+        """Starting one alone takes a tenth of a second of the processor."""
+        fits = self.fits(samples, 2)
+        fit_layers(samples, fits)
+        spent = []
+        for cores in (1, 2):
+            before = Spent.now()
+            fit_layers(samples, fits, cores)
+            spent.append((Spent.now() - before).cpu)
+        assert spent[1] > 2 * spent[0]
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -177,7 +246,7 @@ def test_average_equals_a_direct_computation(classes: int) -> None:
     config = RetrainConfig(retrains=6)
     scale = Standardiser.of(samples(50, classes, seed=9)[0])  # DFR's is that of training
     layer = average_layer(
-        features, y, groups, classes, config, 0.3, scale, np.random.default_rng(5)
+        Samples(features, y, classes), groups, config, 0.3, scale, np.random.default_rng(5)
     )
     rng = np.random.default_rng(5)
     scores = np.zeros((300, classes))
