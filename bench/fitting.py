@@ -50,6 +50,28 @@ def stage_scope(job: Job, label_digest: str) -> dict[str, Any]:
     }
 
 
+def scope_of(
+    job: Job,
+    labels: str,
+    store: Store,
+    device: torch.device,
+    audit: AuditLink,
+    report: Report,
+    not_before: float,
+) -> RunScope:
+    """Say what all parts of the job's fit have in common."""
+    return RunScope(
+        run_id=job.run_id,
+        seed=job.seed,
+        device=device,
+        meaning=stage_scope(job, labels),
+        stages=store.stages,
+        report=report,
+        audit=audit,
+        not_before=not_before,
+    )
+
+
 def fit_job(
     job: Job,
     data: LoadedData,
@@ -69,16 +91,7 @@ def fit_job(
     config = build_config(method.config_type, job.config["method"], job.method)
     part = Part(job.run_id, store.work / job.run_id)
     stages = [] if accounts is None else accounts
-    scope = RunScope(
-        run_id=job.run_id,
-        seed=job.seed,
-        device=device,
-        meaning=stage_scope(job, labels),
-        stages=store.stages,
-        report=report,
-        audit=audit,
-        not_before=not_before,
-    )
+    scope = scope_of(job, labels, store, device, audit, report, not_before)
     threads = torch.get_num_threads()
     try:
         with measured_energy() as energy:

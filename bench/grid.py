@@ -192,12 +192,12 @@ def summarise(
     }
 
 
-def seconds_of(jobs: Sequence[Job], store: Store) -> dict[tuple[str, str, bool], float]:
+def seconds_of(jobs: Sequence[Job], store: Store) -> dict[tuple[str, str, bool, bool], float]:
     """Estimate what a run costs from finished runs of the same method and dataset."""
-    spent: dict[tuple[str, str, bool], list[float]] = {}
-    wanted = {(job.method, job.dataset, job.quick) for job in jobs}
+    spent: dict[tuple[str, str, bool, bool], list[float]] = {}
+    wanted = {(job.method, job.dataset, job.quick, bool(job.stack)) for job in jobs}
     for record in store.records():
-        key = (record["method"], record["dataset"], record["quick"])
+        key = (record["method"], record["dataset"], record["quick"], bool(record.get("stack")))
         if key in wanted and record["status"] == "done":
             total = sum(stage["seconds_standalone"] for stage in record["stages"])
             spent.setdefault(key, []).append(total)

@@ -32,7 +32,7 @@ def print_plan(
     content = overview(jobs, store, skipped)
     cost = seconds_of(jobs, store)
     for job, run in zip(jobs, content["runs"], strict=True):
-        run["expected_seconds"] = cost.get((job.method, job.dataset, job.quick))
+        run["expected_seconds"] = cost.get((job.method, job.dataset, job.quick, bool(job.stack)))
     if arguments.json:
         print_json(content)
         return 0
