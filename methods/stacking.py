@@ -216,6 +216,7 @@ def _scatter_state(
             whole = value.shape == stacked.shape
             part = torch.empty_like(own).copy_(value[place]) if whole else value.clone()
             training.optimizer.state[own][key] = part
+    training.optimizer.step()  # without gradients: all it does is tell the schedule of the steps
 
 
 def _states(training: Training) -> list[dict[str, Tensor]]:
