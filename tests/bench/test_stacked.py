@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from report_records import collection, jobs, record
 
+from bench.files import read_lines
 from bench.plan import Job, Request, expand
 from bench.records import base_record
 from bench.stacked import as_stacked, members, stacks_of
@@ -138,8 +139,7 @@ def test_a_killed_stack_goes_on(
 
 
 def read_epochs(store: Store, run_id: str) -> list[float]:
-    table = pd.read_json(store.work / run_id / "history.jsonl", lines=True)
-    return [float(second) for second in table["seconds"]]
+    return [row["seconds"] for row in read_lines(store.work / run_id / "history.jsonl")]
 
 
 @pytest.mark.parametrize(
