@@ -50,6 +50,30 @@ def stage_scope(job: Job, label_digest: str) -> dict[str, Any]:
     }
 
 
+def scope_of(
+    job: Job,
+    labels: str,
+    store: Store,
+    device: torch.device,
+    audit: AuditLink,
+    report: Report,
+    not_before: float,
+    cores: int = 1,
+) -> RunScope:
+    """Say what all parts of the job's fit have in common."""
+    return RunScope(
+        run_id=job.run_id,
+        seed=job.seed,
+        device=device,
+        meaning=stage_scope(job, labels),
+        stages=store.stages,
+        report=report,
+        audit=audit,
+        not_before=not_before,
+        cores=cores,
+    )
+
+
 def fit_job(
     job: Job,
     data: LoadedData,
@@ -71,17 +95,7 @@ def fit_job(
     config = build_config(method.config_type, job.config["method"], job.method)
     part = Part(job.run_id, store.work / job.run_id)
     stages = [] if accounts is None else accounts
-    scope = RunScope(
-        run_id=job.run_id,
-        seed=job.seed,
-        device=device,
-        meaning=stage_scope(job, labels),
-        stages=store.stages,
-        report=report,
-        audit=audit,
-        not_before=not_before,
-        cores=cores,
-    )
+    scope = scope_of(job, labels, store, device, audit, report, not_before, cores)
     threads = torch.get_num_threads()
     try:
         with measured_energy() as energy:

@@ -35,6 +35,8 @@ class Job:
     Attributes:
         config: resolved settings of the method, the dataset and the backbone.
         overrides: what the user changed from the preset, by `--set` key.
+        stack: seeds that train in one model, this one among them; none if it trains alone. That
+            it is stacked belongs to what a job means, with whom does not.
     """
 
     method: str
@@ -50,6 +52,7 @@ class Job:
     supervision: dict[str, bool]
     overrides: dict[str, str] = field(default_factory=dict)
     variant: str = ""
+    stack: tuple[int, ...] = ()
 
     @cached_property
     def run_id(self) -> str:
@@ -62,6 +65,7 @@ class Job:
             "fingerprint": self.fingerprint,
             "seed": self.seed,
             "quick": self.quick,
+            **({"stacked": True} if self.stack else {}),
         }
         return f"{self.method}-{self.dataset}-s{self.seed}-{digest(meaning, 10)}"
 
@@ -76,6 +80,8 @@ class Job:
             parts.append("--set " + " ".join(settings))
         if self.quick:
             parts.append("--quick")
+        if self.stack:
+            parts.append("--stack-seeds")
         return " ".join(parts)
 
 

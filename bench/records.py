@@ -38,6 +38,7 @@ def base_record(job: Job) -> dict[str, Any]:
         "seed": job.seed,
         "seed_tree": {"root": job.seed, "rule": "sha256('root/name/...'), first 63 bits"},
         "command": job.command(),
+        **({"stack": list(job.stack)} if job.stack else {}),
         "environment": environment(),
         "git": git_state(),
     }

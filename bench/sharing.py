@@ -16,8 +16,8 @@ from bench.launch.arrays import shared_stage
 from bench.plan import Job
 from bench.store import Store
 
-Kind = tuple[str, str, bool]
-"""Method, dataset, and whether it is a quick run."""
+Kind = tuple[str, str, bool, bool]
+"""Method, dataset, and whether it is a quick run and one of stacked seeds."""
 StageSeconds = Mapping[str, float]
 """By a stage's name, what it takes in a run that makes it."""
 
@@ -39,7 +39,7 @@ class Totals:
 
 def kind_of(job: Job) -> Kind:
     """Say which finished runs tell what a job costs."""
-    return job.method, job.dataset, job.quick
+    return job.method, job.dataset, job.quick, bool(job.stack)
 
 
 def stage_seconds(jobs: Sequence[Job], store: Store) -> dict[Kind, StageSeconds]:
@@ -48,7 +48,8 @@ def stage_seconds(jobs: Sequence[Job], store: Store) -> dict[Kind, StageSeconds]
     summed: dict[Kind, dict[str, float]] = {}
     counted: dict[Kind, int] = {}
     for record in store.records():
-        kind = record["method"], record["dataset"], record["quick"]
+        stacked = bool(record.get("stack"))
+        kind = record["method"], record["dataset"], record["quick"], stacked
         if kind in wanted and record["status"] == "done":
             counted[kind] = counted.get(kind, 0) + 1
             own = summed.setdefault(kind, {})

@@ -16,9 +16,10 @@ from bench.allocation import keep_freed_memory
 from bench.audit import AuditLink
 from bench.context import Report, history_rows
 from bench.evaluate import evaluate
-from bench.execute import Machine, device_name, history_table, load_data
+from bench.execute import Machine, load_data
 from bench.fitting import fit_job, task_of
 from bench.objective import granted_metrics
+from bench.outcome import device_name, history_table
 from bench.plan import Job
 from bench.pruning import Pruned
 from bench.records import base_record, failed_record

@@ -17,8 +17,8 @@ from torch.nn import functional
 from datasets.base import BackboneSpec, Task
 from datasets.errors import DataCorrupt, DataMissing, UsageError
 from methods.base import Context
+from methods.randomness import isolated_randomness
 from methods.torchvision_shim import import_timm
-from methods.training import isolated_randomness
 
 LENETS = ("lenet4", "lenet5")
 CONVOLUTIONS = 6  # layers of a LeNet before what is different in the two

@@ -17,6 +17,7 @@ from methods.base import Context, Fitted, Method, SharedStage, StageResult, regi
 from methods.classifier import FittedClassifier, PlainNetwork
 from methods.optimisation import TrainConfig
 from methods.presets import preset_config
+from methods.stacking import Stackable
 from methods.training import Training
 
 STAGE_VERSION = 1  # of what `train_erm` computes, for every method that builds on it
@@ -31,13 +32,18 @@ class ErmConfig(TrainConfig):
         return SharedStage("erm", self, STAGE_VERSION)
 
 
+def erm_training(task: Task, config: TrainConfig, ctx: Context) -> Training:
+    """Describe the training, with a fresh network."""
+    return Training(build_classifier(task, ctx, "erm"), task, config, ctx, name="erm")
+
+
 def train_erm(task: Task, config: TrainConfig, ctx: Context) -> FittedClassifier:
     """Train by ERM, as a stage that every method asking for the same one shares."""
 
     def compute(ctx: Context) -> StageResult:
-        model = build_classifier(task, ctx, "erm")
-        trained = Training(model, task, config, ctx, name="erm").run()
-        return StageResult(dict(model.state_dict()), {"selection": trained.as_facts()})
+        training = erm_training(task, config, ctx)
+        trained = training.run()
+        return StageResult(dict(training.model.state_dict()), {"selection": trained.as_facts()})
 
     result = ctx.stage("erm", config, compute, version=STAGE_VERSION)
     model = build_classifier(task, ctx, "erm")
@@ -46,7 +52,7 @@ def train_erm(task: Task, config: TrainConfig, ctx: Context) -> FittedClassifier
 
 
 @register("erm", version=1, config=ErmConfig)
-class Erm(PlainNetwork, Method):
+class Erm(PlainNetwork, Stackable, Method):
     """Minimise the mean cross-entropy."""
 
     def shared_stage(self, config: ErmConfig) -> SharedStage:
@@ -56,6 +62,10 @@ class Erm(PlainNetwork, Method):
     def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
         """Train one network on all samples alike."""
         return train_erm(task, config, ctx)
+
+    def training(self, task: Task, config: ErmConfig, ctx: Context) -> Training:
+        """Describe the same training, to be stacked."""
+        return erm_training(task, config, ctx)
 
     def search_space(self, trial: Any, task: Task) -> ErmConfig:
         """Search the rates; the rest is the preset's."""

@@ -26,7 +26,8 @@ from methods.classifier import FittedClassifier, PlainNetwork
 from methods.optimisation import TrainConfig, demand
 from methods.presets import preset_config
 from methods.selection import RuleName, Selection
-from methods.training import Batch, Sampler, Training
+from methods.stacking import Stackable
+from methods.training import Batch, Sampler, Trained, Training
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,28 @@ def train_groupdro(
     name: str,
     select: Selection | None = None,
 ) -> FittedClassifier:
-    """Train a fresh network against the worst of the given training groups.
+    """Train a fresh network against the worst of the given training groups."""
+    training = robust_training(task, groups, config, ctx, name, select)
+    trained = training.run()
+    return FittedClassifier(training.model, robust_facts(groups, trained))
+
+
+def robust_training(
+    task: Task,
+    groups: Tensor,
+    config: GroupDroConfig,
+    ctx: Context,
+    name: str,
+    select: Selection | None = None,
+) -> Training:
+    """Describe the training against the worst group, with a fresh network.
 
     Groups without samples are left out: they would take weight without ever having a loss.
     """
-    present, groups = torch.unique(groups, return_inverse=True)
-    model = build_classifier(task, ctx, name)
+    groups = torch.unique(groups, return_inverse=True)[1]
     loss = RobustLoss(groups, _units(task, groups, config.pairs), config.eta, config.adjustment)
-    trained = Training(
-        model,
+    return Training(
+        build_classifier(task, ctx, name),
         task,
         config,
         ctx,
@@ -121,9 +135,12 @@ def train_groupdro(
         sampler=drawn_evenly(groups) if config.balanced else None,
         objective=loss,
         select=select,
-    ).run()
-    facts = {"selection": trained.as_facts(), "robust_groups": present.tolist()}
-    return FittedClassifier(model, facts)
+    )
+
+
+def robust_facts(groups: Tensor, trained: Trained) -> dict[str, Any]:
+    """Give what a record keeps: how it ended, and which groups took part."""
+    return {"selection": trained.as_facts(), "robust_groups": torch.unique(groups).tolist()}
 
 
 def _units(task: Task, groups: Tensor, pairs: bool) -> Tensor:
@@ -145,7 +162,7 @@ def _units(task: Task, groups: Tensor, pairs: bool) -> Tensor:
 
 
 @register("groupdro", version=1, config=GroupDroConfig)
-class GroupDro(PlainNetwork, Method):
+class GroupDro(PlainNetwork, Stackable, Method):
     """Minimise the loss of the worst group."""
 
     def supervision(self, config: GroupDroConfig) -> Supervision:
@@ -155,6 +172,14 @@ class GroupDro(PlainNetwork, Method):
     def fit(self, task: Task, config: GroupDroConfig, ctx: Context) -> Fitted:
         """Train one network against the worst of the true groups."""
         return train_groupdro(task, task.train.groups, config, ctx, "groupdro")
+
+    def training(self, task: Task, config: GroupDroConfig, ctx: Context) -> Training:
+        """Describe the same training, to be stacked."""
+        return robust_training(task, task.train.groups, config, ctx, "groupdro")
+
+    def facts(self, task: Task, trained: Trained) -> dict[str, Any]:
+        """Give what `fit` leaves in the record."""
+        return robust_facts(task.train.groups, trained)
 
     def search_space(self, trial: Any, task: Task) -> GroupDroConfig:
         """Search the rates and the adjustment; the rest is the preset's."""

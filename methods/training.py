@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,11 +23,12 @@ from datasets.errors import BenchError
 from datasets.resident import batches
 from methods.averaging import WeightAverage
 from methods.base import Context
+from methods.batching import augmented_together, in_batches
 from methods.optimisation import TrainConfig, build_optimizer, build_schedule, step_schedule
 from methods.prediction import EvalImages, predict_with
+from methods.randomness import isolated_randomness
 from methods.selection import Selection, selection
 
-AT_ONCE = 512 * 32**2  # pixels that are augmented together, or a whole batch if that has more
 NORM_BATCHES = 20  # from which an averaged model's batch-norm statistics are taken
 
 
@@ -118,10 +118,23 @@ class Training:
 
     def run(self) -> Trained:
         """Train, and leave the selected weights in the model."""
+        self.begin()
+        while self.unfinished:
+            self._one_epoch()
+        return self.finish()
+
+    def begin(self) -> None:
+        """Prepare for the first epoch that is not done yet."""
         self._prepare()
         self._restore()
-        while self.epoch < self.config.epochs and not 0 < self.config.patience <= self.stale:
-            self._one_epoch()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is an epoch to come."""
+        return self.epoch < self.config.epochs and not 0 < self.config.patience <= self.stale
+
+    def finish(self) -> Trained:
+        """Put the selected weights into the model."""
         self.model.load_state_dict(self.best_state)
         return Trained(self.rule.rule, self.best_value, self.best_epoch, self.epoch)
 
@@ -144,7 +157,10 @@ class Training:
     def _one_epoch(self) -> None:
         began = time.perf_counter()
         rate = self.optimizer.param_groups[0]["lr"]
-        loss = self._steps()
+        self.conclude(self._steps(), rate, began)
+
+    def conclude(self, loss: float, rate: float, began: float) -> None:
+        """End an epoch whose steps were taken: judge it, and write it down."""
         judged = self._judged()
         outputs = self.predict(judged, self.val)
         self.ctx.count_passes(len(self.task.val))
@@ -172,13 +188,12 @@ class Training:
     def _steps(self) -> float:
         """Take one epoch's optimiser steps and return the mean loss."""
         device = self.ctx.device
-        index = self.draw(self.epoch, self.ctx.generator(self.name, "sample", self.epoch))
+        parts = self.draw_epoch()
         self.set_mode(self.model)
         total = torch.zeros((), device=device)
         with isolated_randomness(self.ctx.seed(self.name, "dropout", self.epoch), device):
             self.optimizer.zero_grad(set_to_none=True)
-            parts = _parts(index, self.config.batch_size)
-            for number, batch in enumerate(self._batches(parts), start=1):
+            for number, batch in enumerate(self.batches(parts), start=1):
                 with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                     loss = self.loss(self.model, batch)
                 (loss / self.accumulate if self.accumulate > 1 else loss).backward()
@@ -188,8 +203,17 @@ class Training:
                     if self.averaged is not None:
                         self.averaged.update(self.model)
                 total += loss.detach() * len(batch.y)
-        self.ctx.count_passes(len(index))
-        mean = float(total) / len(index)  # the one place an epoch waits for the device
+        return self.mean_loss(total, sum(len(part) for part in parts))
+
+    def draw_epoch(self) -> list[Tensor]:
+        """Draw which samples the epoch visits, batch by batch."""
+        index = self.draw(self.epoch, self.ctx.generator(self.name, "sample", self.epoch))
+        return in_batches(index, self.config.batch_size)
+
+    def mean_loss(self, total: Tensor, images: int) -> float:
+        """Count the images of an epoch's steps, and give the mean of their losses."""
+        self.ctx.count_passes(images)
+        mean = float(total) / images  # the one place an epoch waits for the device
         if not math.isfinite(mean):
             raise NonFiniteLoss(
                 f"the loss became {mean} in epoch {self.epoch} of '{self.name}' "
@@ -210,13 +234,13 @@ class Training:
         index = self.draw(self.epoch, self.ctx.generator(self.name, "norms", self.epoch))
         index = index[: NORM_BATCHES * self.config.batch_size]
         self.ctx.count_passes(len(index))
-        for batch in self._batches(_parts(index, self.config.batch_size), "norms-augment"):
+        for batch in self.batches(in_batches(index, self.config.batch_size), "norms-augment"):
             yield batch.images
 
-    def _batches(self, parts: list[Tensor], stream: str = "augment") -> Iterator[Batch]:
+    def batches(self, parts: list[Tensor], stream: str = "augment") -> Iterator[Batch]:
         """Gather and augment the images of one batch after another."""
         generator = self.ctx.generator(self.name, stream, self.epoch)
-        several = _grouped(parts, self.task.train_transform.resolution)
+        several = augmented_together(parts, self.task.train_transform.resolution)
         joined = [torch.cat(group) if len(group) > 1 else group[0] for group in several]
         for group, raw in zip(several, batches(self.task.train.images, joined), strict=True):
             counts = [len(part) for part in group]
@@ -249,29 +273,3 @@ class Training:
             self.averaged.load_state_dict(state["averaged"])
         self.best_state = state["best_state"]
         self.epoch, self.best_epoch, self.stale, self.best_value = state["progress"]
-
-
-def _parts(index: Tensor, size: int) -> list[Tensor]:
-    """Split into parts of `size`; a last part of one joins its neighbour.
-
-    Batch-norm cannot train on a single sample.
-    """
-    parts = list(index.split(size))
-    if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [torch.cat(parts[-2:])]
-    return parts
-
-
-def _grouped(parts: list[Tensor], side: int) -> list[list[Tensor]]:
-    """Put batches of small images together, to be gathered and augmented at once."""
-    size = max(1, AT_ONCE // (len(parts[0]) * side**2)) if parts else 1
-    return [parts[start : start + size] for start in range(0, len(parts), size)]
-
-
-@contextmanager
-def isolated_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Give code that can only draw from the global generator (dropout, initialisation) its own."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield

@@ -53,6 +53,7 @@ def _notes(job: Job) -> list[str]:
     """Say what keeps a row out of the paper's tables."""
     notes = ["stand-in"] if job.standin else []
     notes += ["quick"] if job.quick else []
+    notes += ["stacked"] if job.stack else []
     changed = [f"{key}={value}" for key, value in job.overrides.items()]
     return notes + (changed if len(changed) <= 2 else [f"{len(changed)} settings changed"])
 

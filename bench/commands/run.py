@@ -18,6 +18,7 @@ from bench.grid import Seen, Skipped, overview, resolve_datasets, survey
 from bench.launch.dispatch import launch
 from bench.launch.profile import read_profile
 from bench.plan import Job, Request, expand, missing_data, one_seed
+from bench.stacked import USUAL_SEEDS, as_stacked, check_size, stacks_of
 from bench.store import Store
 from datasets.catalogue import DATASETS, get_dataset
 from datasets.errors import UsageError
@@ -31,6 +32,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     add_selection(parser, required=True)
     add_carrying_out(parser)
+    parser.add_argument(
+        "--stack-seeds",
+        type=int,
+        nargs="?",
+        const=USUAL_SEEDS,
+        metavar="N",
+        help="train up to N seeds (default: %(const)s) of a LeNet method in one model and one "
+        "process; such runs have ids of their own, never count as published, and go on from "
+        "their last epoch when killed",
+    )
     add_places(parser)
 
 
@@ -62,8 +73,11 @@ def add_carrying_out(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the grid."""
     check_how(arguments)
+    _check_stacking(arguments)
     request, skipped = request_from(arguments, fetch=True)
     jobs = expand(request)
+    if arguments.stack_seeds is not None:
+        jobs = as_stacked(jobs)
     content = carry_out(jobs, skipped, arguments)
     if not arguments.json:
         print_results(jobs, Store(arguments.results))
@@ -91,6 +105,15 @@ def check_how(arguments: argparse.Namespace) -> None:
         )
 
 
+def _check_stacking(arguments: argparse.Namespace) -> None:
+    check_size(arguments.stack_seeds)
+    if arguments.stack_seeds is not None and arguments.cluster is not None:
+        raise UsageError(
+            "--stack-seeds is about processes on this machine, --cluster about other machines",
+            "give one of them; `pack` in the profile puts several runs on one node",
+        )
+
+
 def carry_out(
     jobs: Sequence[Job], skipped: Sequence[Skipped], arguments: argparse.Namespace
 ) -> dict[str, Any]:
@@ -112,7 +135,7 @@ def carry_out(
     records: list[dict[str, Any]] = []
     if todo:
         records = launch(
-            *(todo, machine),
+            *(_in_stacks(todo, arguments), machine),
             say=say,
             cluster=profile,
             wait=profile is None or arguments.wait,
@@ -123,6 +146,17 @@ def carry_out(
     content = overview(jobs, store, skipped, seen)
     _add_unwritten(content, records)
     return content
+
+
+def _in_stacks(jobs: list[Job], arguments: argparse.Namespace) -> list[Job]:
+    """Put seeds together where that was asked for, and say which."""
+    most = getattr(arguments, "stack_seeds", None)  # campaigns do not have it
+    if most is None:
+        return jobs
+    leads = stacks_of(jobs, most)
+    for lead in leads:
+        say(f"one model: {lead.method} on {lead.dataset}, seeds {', '.join(map(str, lead.stack))}")
+    return leads
 
 
 def tell_outcome(

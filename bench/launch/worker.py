@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.execute import Machine, execute
 from bench.provenance import git_state
+from bench.stacked import execute_stack
 from datasets.errors import BenchError
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -81,7 +82,8 @@ def serve(pipe: Connection, machine: Machine) -> None:
             job, final = pipe.recv()
         except EOFError:
             return
-        record = execute(job, machine, lambda progress: tell("progress", progress), final=final)
+        carry_out = execute_stack if job.stack else execute
+        record = carry_out(job, machine, lambda progress: tell("progress", progress), final=final)
         tell("record", record)
 
 

@@ -35,6 +35,7 @@ def training_case(subject: Subject, batch: int) -> Case:
         return [
             limit.training(subject, batch),
             ours.training(subject, batch),
+            *([] if subject.is_photo else [ours.stacked_training(subject, batch)]),
             *(ordinary.training(subject, batch, workers) for workers in ordinary.WORKERS),
         ]
 

@@ -23,9 +23,12 @@ from methods.nct.config import NctConfig
 from methods.optimisation import TrainConfig
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
+from methods.stacking import train_stacked
 from methods.training import Sampler, Training
 
 OURS, FIRST_PASS = "ours", "ours, first pass"
+STACKED_SEEDS = 4
+STACKED = f"ours, {STACKED_SEEDS} seeds stacked"
 ERM, PHASE_1, PHASE_2 = "ERM", "NCT phase 1", "NCT phase 2"
 EPOCHS = 2  # of each training
 
@@ -75,6 +78,31 @@ def training(subject: Subject, batch: int) -> Contender:
             clock = EpochClock(Path(folder))
             Training(model, task, config, clock, name="erm", sampler=sampler).run()
             return {OURS: clock.epochs["erm"][0]}
+
+    return turn
+
+
+def stacked_training(subject: Subject, batch: int) -> Contender:
+    """Run the same loop for several seeds at once; an image counts for every seed that sees one.
+
+    The time is the last seed's, which has waited for all others: for their steps and, which is
+    little, for their validation and checkpoints.
+    """
+    task, config = subject.task(), subject.recipe(batch)
+    models = [subject.network(f"stacked-{seed}") for seed in range(STACKED_SEEDS)]
+    sampler = _first_of_an_epoch(len(task.train), subject.effort.trained // batch * batch)
+
+    def turn() -> Samples:
+        with tempfile.TemporaryDirectory() as folder:
+            clocks = [EpochClock(Path(folder) / str(number)) for number in range(STACKED_SEEDS)]
+            train_stacked(
+                [
+                    Training(model, task, config, clock, name="erm", sampler=sampler)
+                    for model, clock in zip(models, clocks, strict=True)
+                ]
+            )
+            images = sum(clock.epochs["erm"][0].images for clock in clocks)
+            return {STACKED: Sample(images, clocks[-1].epochs["erm"][0].spent)}
 
     return turn
 

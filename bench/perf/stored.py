@@ -50,7 +50,7 @@ def totals(store: Store) -> list[Total]:
 
 
 def _counts(record: Mapping[str, Any]) -> bool:
-    changed = record["preset"] != "paper" or record["overrides"]
+    changed = record["preset"] != "paper" or record["overrides"] or record.get("stack")
     return record["status"] == "done" and not (changed or record["quick"] or record["standin"])
 
 

@@ -199,6 +199,8 @@ def _place(
         return "trial", "stand-in data"
     if record["quick"]:
         return "trial", "quick run"
+    if record.get("stack"):
+        return "left out", "seeds stacked into one model"
     if record["preset"] not in ("paper", "tuned"):
         return "left out", f"preset {record['preset']}"
     states = [record["git"], *(stage["git"] for stage in record["stages"])]

@@ -33,8 +33,9 @@ from methods.nct.sampling import node_sampler, node_weights
 from methods.nct.tree import Tree
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
+from methods.randomness import isolated_randomness
 from methods.selection import Selection
-from methods.training import Trained, Training, isolated_randomness
+from methods.training import Trained, Training
 
 
 @dataclass

@@ -28,7 +28,8 @@ sys.path.append(str(Path(__file__).parent))
 from report_records import jobs, record
 
 TINY = Effort(split=160, trained=128, evaluated=64, grown=64)
-TRAINING = {LIMIT, "ours", "ordinary, 0 workers", "ordinary, 4 workers"}
+EVALUATION = {LIMIT, "ours", "ours, first pass", "ordinary, 0 workers", "ordinary, 4 workers"}
+TRAINING = EVALUATION - {"ours, first pass"} | {"ours, 4 seeds stacked"}
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_rows_in_json_and_csv(words: list[str], tmp_path: Path, cli: Any) -> Non
     assert arms == {
         "umnist: training, batch 128": TRAINING,
         "umnist: training, batch 64": TRAINING,
-        "umnist: evaluation": TRAINING | {"ours, first pass"},
+        "umnist: evaluation": EVALUATION,
         "umnist: NCT, batch 64": {LIMIT, "ERM", "NCT phase 1", "NCT phase 2"},
     }
     assert outcome.json["machine"]["threads"] == 1
@@ -203,7 +204,9 @@ def test_our_arms_count_the_images_they_train_on() -> None:
         (sample,) = ours.training(subject, 64)().values()
         phases = ours.growing(subject, 64)()
         (erm,) = ours.erm_beside_nct(subject, 64)().values()
+        (stacked,) = ours.stacked_training(subject, 64)().values()
     assert sample.images == TINY.trained
+    assert stacked.images == 4 * TINY.trained
     assert {s.images for s in (*phases.values(), erm)} == {TINY.grown}  # one epoch after the first
 
 

@@ -18,7 +18,7 @@ from datasets.images import MemoryImages
 from datasets.transforms import PaddedRandomCrop, ResizedCentreCrop, Transform
 from methods.backbones import Backbone, Classifier
 from methods.base import Context, load_methods
-from methods.training import isolated_randomness
+from methods.randomness import isolated_randomness
 
 SIDE = 8
 SIZES = {"train": 60, "val": 40, "test": 30}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import methods.exmap
 from bench.context import RunContext
-from bench.execute import describe_partition
+from bench.outcome import describe_partition
 from datasets.base import LoadedData, Task
 from datasets.errors import UsageError
 from methods.backbones import Classifier

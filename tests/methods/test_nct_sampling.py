@@ -130,13 +130,13 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> list[NodeLoss]:
 def epochs(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The training positions of every epoch."""
     indices: list[Tensor] = []
-    original = Training._batches
+    original = Training.batches
 
     def noted(self: Training, parts: list[Tensor]) -> Any:
         indices.append(torch.cat(parts))
         return original(self, parts)
 
-    monkeypatch.setattr(Training, "_batches", noted)
+    monkeypatch.setattr(Training, "batches", noted)
     return indices
 
 
