@@ -36,7 +36,7 @@ class Machine:
     """Where and how a job runs; nothing of it belongs to what the job means.
 
     Attributes:
-        threads: cores that a job may keep busy.
+        threads: cores that a job may keep busy; a LeNet's has one.
         not_before: results (runs and shared stages) older than this are made again.
     """
 
@@ -124,10 +124,10 @@ def _run(job: Job, machine: Machine, store: Store, lease: Lease, report: Report)
     fit = fit_job(
         *(job, data, digest, store, where.device, audit, tell),
         not_before=machine.not_before,
-        cores=machine.threads,
+        cores=where.threads,
     )
     tell({"stage": "evaluating"})
-    return keep_result(job, fit, data, store, where, machine.keep_models)
+    return keep_result(job, fit, data, digest, store, where, machine.keep_models)
 
 
 def load_data(job: Job, root: Path, progress: Progress = silent) -> LoadedData:

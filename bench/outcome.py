@@ -39,9 +39,15 @@ def digest_of_labels(data: LoadedData) -> str:
 
 
 def keep_result(
-    job: Job, fit: Fit, data: LoadedData, store: Store, where: Surroundings, keep_model: bool
+    job: Job,
+    fit: Fit,
+    data: LoadedData,
+    digest: str,
+    store: Store,
+    where: Surroundings,
+    keep_model: bool,
 ) -> dict[str, Any]:
-    """Evaluate what a fit left, and store the run."""
+    """Evaluate what a fit left, and store the run; `digest` is that of all labels."""
     fitted = fit.fitted
     predictions, metrics = predict_splits(fitted, data)
     facts = dict(fitted.facts)
@@ -54,7 +60,7 @@ def keep_result(
         "energy_kwh": fit.energy_kwh,
         "device": device_name(where.device),
         "threads": where.threads,
-        "label_digest": digest_of_labels(data),
+        "label_digest": digest,
         "metrics": metrics,
         **facts,
     }

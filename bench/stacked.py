@@ -76,7 +76,7 @@ def execute_stack(
 ) -> dict[str, Any]:
     """Run the jobs of a stack and store a record for each, as `execute` does for one.
 
-    Returns the record of the first; where one fails, all do.
+    Returns the record of the first, or of the first that failed; those stored before stay done.
     """
     store = Store(machine.results)
     try:
@@ -99,12 +99,13 @@ def execute_stack(
                 raise
             except Exception as error:
                 failed = [
-                    failed_record(job, error, started, machine.arguments()) for job, _ in todo
+                    failed_record(job, error, started, machine.arguments())
+                    for job, _ in todo
+                    if not _done(job, store, machine.not_before)
                 ]
             for record in failed if final else ():
-                if store.status(record["run_id"]) != "done":
-                    store.write(record)
-            return failed[0]
+                store.write(record)
+            return failed[0] if failed else store.record(lead.run_id) or base_record(lead)
     except (Busy, LeaseLost):
         return {**base_record(lead), "status": "running"}
     except (BenchError, OSError) as error:  # not even a failed record could be written
@@ -137,7 +138,7 @@ def _run(todo: Sequence[tuple[Job, Lease]], machine: Machine, store: Store, repo
     fits = _fit(jobs, data, store, scopes, audit)
     for job, fit, tell in zip(jobs, fits, tells, strict=True):
         tell({"stage": "evaluating"})
-        keep_result(job, fit, data, store, where, machine.keep_models)
+        keep_result(job, fit, data, labels, store, where, machine.keep_models)
 
 
 def _unheard(progress: dict[str, Any]) -> None:

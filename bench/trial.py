@@ -100,7 +100,7 @@ def _run(
     fit = fit_job(
         *(job, trial.data, trial.labels, store, device, Unaudited(), report),
         accounts=spent,
-        cores=machine.threads,
+        cores=threads,
     )
     fit.fitted.module.eval()
     images = EvalImages(trial.data.splits["val"].images, trial.data.facts.eval_transform)

@@ -7,14 +7,16 @@ multiprocessing's kind. Nothing here needs torch, so that they start soon.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,10 +131,15 @@ class _Helper:
         )
 
     def send(self) -> None:
-        """Give it its share."""
+        """Give it its share, and of the samples those it needs."""
         assert self.process.stdin is not None
+        needed = np.unique(np.concatenate([fit.rows for fit in self.fits]))
+        samples = Samples(
+            self.samples.features[needed], self.samples.y[needed], self.samples.classes
+        )
+        fits = [replace(fit, rows=np.searchsorted(needed, fit.rows)) for fit in self.fits]
         with suppress(BrokenPipeError), self.process.stdin as share:
-            pickle.dump((self.samples, self.fits), share)
+            pickle.dump((os.getpid(), samples, fits), share)
 
     def layers(self) -> list[Layer]:
         """Wait for what it found; should it have died, its share is done here."""
@@ -150,6 +157,10 @@ class _Helper:
 
 
 def help_out() -> None:
-    """Do the share that comes by standard input; without a reader for the result, end."""
-    samples, fits = pickle.load(sys.stdin.buffer)
+    """Do the share that comes by standard input, unless whoever gave it has died since."""
+    with suppress(AttributeError, OSError, TypeError):  # Linux: be killed when the parent dies
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    parent, samples, fits = pickle.load(sys.stdin.buffer)
+    if os.getppid() != parent:
+        return
     sys.stdout.buffer.write(pickle.dumps([fit.layer(samples) for fit in fits]))

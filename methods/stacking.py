@@ -130,6 +130,9 @@ def train_stacked(trainings: Sequence[Training]) -> list[Trained]:
     Those that are behind, after a kill between two seeds' checkpoints, catch up first.
     """
     for training in trainings:
+        if training.accumulate > 1 or training.average > 0 or training.parameters is not None:
+            raise ValueError("stacked steps know no accumulation, averages or parameter groups")
+    for training in trainings:
         training.begin()
         training.val = trainings[0].val  # the same images: transformed and kept once
     while going := [place for place, each in enumerate(trainings) if each.unfinished]:

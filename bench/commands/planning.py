@@ -57,7 +57,7 @@ def print_plan(
 
 
 def _described(totals: Totals) -> str:
-    """Give both totals: what the machine will do, and what the methods cost by themselves."""
+    """Give both totals: what a machine without any stage on disk does, and each run by itself."""
     return (
         f"{_seconds(totals.shared)} of one worker with shared stages counted once, "
         f"{_seconds(totals.standalone)} with each run by itself"

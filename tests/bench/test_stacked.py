@@ -15,10 +15,13 @@ import pandas as pd
 import pytest
 from report_records import collection, jobs, record
 
+from bench.context import Part
 from bench.files import read_lines
+from bench.perf.subject import context
 from bench.plan import Job, Request, expand
 from bench.records import base_record
-from bench.stacked import as_stacked, members, stacks_of
+from bench.spent import Spent
+from bench.stacked import SharedTime, _shared, as_stacked, members, stacks_of
 from bench.store import Store
 
 SETTINGS = ("--set", "erm.epochs=2", "erm.batch_size=32")
@@ -188,3 +191,13 @@ def test_not_even_under_a_published_id() -> None:
     """The note in the record counts by itself."""
     (run,) = collection(record(jobs("erm", "umnist")[0], 95.0, stack=[0, 1])).runs
     assert run.kind == "left out"
+
+
+def test_a_seed_is_charged_its_share_and_no_seed_what_the_harness_took(tmp_path: Path) -> None:
+    record = {"name": "fit", "seconds_standalone": 8.0, "seconds_marginal": 4.0, "cpu_seconds": 2.0}
+    quarter = {"seconds_standalone": 2.0, "seconds_marginal": 1.0, "cpu_seconds": 0.5}
+    assert _shared(record, 4) == {"name": "fit", **quarter}
+    parts = [Part(name, tmp_path / name) for name in ("first", "second")]
+    contexts = [SharedTime(context(tmp_path).scope, part, parts) for part in parts]
+    contexts[0]._not_counted(lambda: setattr(parts[0], "away", parts[0].away + Spent(3.0, 1.0)))
+    assert [part.away for part in parts] == [Spent(3.0, 1.0)] * 2

@@ -198,13 +198,17 @@ class TestCores:
 
     @pytest.mark.parametrize(("count", "cores"), [(5, 2), (4, 3), (1, 4)])
     def test_layers_are_the_same_bit_for_bit(
-        self, samples: Samples, count: int, cores: int
+        self, samples: Samples, monkeypatch: pytest.MonkeyPatch, count: int, cores: int
     ) -> None:
         fits = self.fits(samples, count)
         alone = fit_layers(samples, fits)
         assert len(alone) == count
         assert len({layer[0].tobytes() for layer in alone}) == count, "fits are not told apart"
+        here: list[Fit] = []
+        own = Fit.layer
+        monkeypatch.setattr(Fit, "layer", lambda fit, seen: (here.append(fit), own(fit, seen))[1])
         shared = fit_layers(samples, fits, cores)
+        assert list(map(id, here)) == list(map(id, fits[::cores])), "helpers did not do their share"
         for (weights, intercepts), (others, other) in zip(alone, shared, strict=True):
             np.testing.assert_array_equal(weights, others)
             np.testing.assert_array_equal(intercepts, other)
