@@ -76,7 +76,10 @@ class Launch:
     def jobs(self) -> dict[str, Job]:
         """Read the jobs."""
         content = json.loads((self.folder / "jobs.json").read_text())
-        return {run_id: Job(**values) for run_id, values in content.items()}
+        return {
+            run_id: Job(**{**values, "stack": tuple(values.get("stack", ()))})  # JSON has lists
+            for run_id, values in content.items()
+        }
 
     def write_jobs(self, jobs: Sequence[Job]) -> None:
         """Keep the jobs."""
