@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 METHODS = {
     "groupdro": "Group DRO",
     "jtt": "JTT",
@@ -43,6 +45,11 @@ MAIN_COLUMNS = {
 
 HEADLINE = {dataset: metrics[0] for dataset, metrics in MAIN_COLUMNS.items()}
 """The one metric by which the paper's ablations judge a dataset."""
+
+
+def group_name(name: str) -> str:
+    """Spell a group: what is an identifier in the data is words here, and a range has a dash."""
+    return re.sub(r"(?<=\d)_(?=\d)", "-", name).replace("_", " ")
 
 
 def method_name(name: str) -> str:

@@ -22,6 +22,7 @@ from bench.report.figures.drawing import (
     seeds_text,
     shown_groups,
 )
+from bench.report.names import group_name
 from bench.report.paper import paper_rows
 
 STACK_FROM = 3  # own-class groups from which the minority ones share one stacked bar
@@ -80,7 +81,7 @@ def _panel(axes: Any, runs: Sequence[Run], iteration: int, view: View) -> None:
             base = 0.0
             for group, values in zip(groups, shares.T, strict=True):
                 name = shown[group]
-                label = None if name in seen else plain(name.replace("_", " "))
+                label = None if name in seen else plain(group_name(name))
                 seen.add(name)
                 height = float(values.mean())
                 axes.bar(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.report.figures.drawing import HATCHES, INK, palette, plain, shown_groups
+from bench.report.names import group_name
 
 NODE, TALL = 0.86, 0.34  # width and height of a node's bar, in units of a leaf and of a level
 
@@ -48,7 +49,7 @@ def paint_tree(axes: Any, record: dict[str, Any], *, edges: bool = False) -> Non
         Rectangle((0, 0), 1, 1, facecolor=looks[f][0], hatch=looks[f][1], edgecolor="white", lw=0)
         for f in families
     ]
-    names = [plain(family.replace("_", " ")) for family in families]
+    names = [plain(group_name(family)) for family in families]
     axes.legend(handles, names, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4)
     axes.set_xlim(0, leaves)
     axes.set_ylim(0.6, depth + 0.5)
