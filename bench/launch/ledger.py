@@ -107,9 +107,14 @@ def open_launches(store: Store) -> Iterator[Launch]:
         return
     for folder in sorted(path for path in store.launches.iterdir() if path.is_dir()):
         if (folder / "launch.json").is_file() and not (folder / "ended").exists():
-            content = json.loads((folder / "launch.json").read_text())
-            arrays = tuple(_array(values) for values in content.pop("arrays"))
-            yield Launch(folder=folder, arrays=arrays, **content)
+            yield read_launch(folder)
+
+
+def read_launch(folder: Path) -> Launch:
+    """Read a launch as it is now."""
+    content = json.loads((folder / "launch.json").read_text())
+    arrays = tuple(_array(values) for values in content.pop("arrays"))
+    return Launch(folder=folder, arrays=arrays, **content)
 
 
 def _array(values: dict[str, Any]) -> Array:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.launch.ledger import Array, Launch, launches_lock, open_launches
+from bench.launch.ledger import Array, Launch, launches_lock, open_launches, read_launch
 from bench.launch.scheduler import TaskState, find_cluster, past_states, task_states
 from bench.plan import Job
 from bench.records import failed_record
@@ -69,9 +69,8 @@ def claims(store: Store) -> dict[str, Claim]:
     found: dict[str, Claim] = {}
     for launch, states in with_states(launches):
         unsettled = dict(_unsettled(launch, store, states))
-        lost = {run_id: claim for run_id, claim in unsettled.items() if not claim.active}
-        if lost:
-            buried = _bury(launch, lost, store, states or {})
+        if any(not claim.active for claim in unsettled.values()):
+            buried = _bury(launch, store)
             unsettled = {r: c for r, c in unsettled.items() if r not in buried}
         if not unsettled:
             with contextlib.suppress(OSError):
@@ -111,18 +110,22 @@ def _unsettled(launch: Launch, store: Store, states: States | None) -> Iterator[
                 yield run_id, Claim(launch, array, number, job, state, active)
 
 
-def _bury(
-    launch: Launch,
-    lost: Mapping[str, Claim],
-    store: Store,
-    states: States,
-) -> set[str]:
-    """Write failed records for runs whose task is gone; give back which are settled now."""
+def _bury(launch: Launch, store: Store) -> set[str]:
+    """Write failed records for runs whose task is gone; give back which are settled now.
+
+    Ledger and SLURM are read again under the lock: what seemed lost may have been about to be
+    submitted, and to forget it would let another launcher submit it a second time.
+    """
     settled = set()
     # Where somebody is just submitting, or we may only read, others will do it, or we later.
     with contextlib.suppress(BenchError, OSError), launches_lock(store).hold(wait=False):
         if store.runs.is_dir():
             os.listdir(store.runs)  # a shared disk may show an old state until it is asked anew
+        launch = read_launch(launch.folder)
+        states = task_states()
+        unsettled = _unsettled(launch, store, states)
+        lost = {run_id: claim for run_id, claim in unsettled if not claim.active}
+        states = states or {}
         jobs = launch.jobs()
         past = past_states({c.job for c in lost.values() if c.job and not _known(c, states)})
         for run_id, claim in lost.items():

@@ -83,6 +83,23 @@ def test_launches_survive_a_round_trip(jobs: list[Job], store: Store) -> None:
     assert not list(open_launches(store))
 
 
+def test_what_is_submitted_while_we_look_is_not_forgotten(
+    jobs: list[Job], store: Store, slurm_says: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read as not yet submitted, not in SLURM's answer, and then submitted before we lock."""
+    planned = submitted(jobs, store, job="")
+    slurm_says(None, None, None)
+
+    def sent_meanwhile(some: Store) -> Any:
+        planned.with_array(replace(planned.arrays[0], job="7")).write()
+        slurm_says("PENDING", "PENDING", "PENDING")
+        return launches_lock(some)
+
+    monkeypatch.setattr(queue, "launches_lock", sent_meanwhile)
+    assert list(claims(store)) == [job.run_id for job in jobs]
+    assert list(open_launches(store))
+
+
 def test_queued_running_and_preempted(jobs: list[Job], store: Store, slurm_says: Answers) -> None:
     submitted(jobs, store)
     append_line(store.work / jobs[2].run_id / "progress.json", {"stage": "erm"})
