@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.files import atomic_file, to_json
-from bench.launch.ledger import Launch, launches_lock, open_launches
+from bench.launch.ledger import Launch, launches_lock, open_launches, read_launch
 from bench.launch.queue import States, with_states
 from bench.lease import Lease
 from bench.store import Store
@@ -84,6 +84,8 @@ def study_workers(results: Path, *, submitting: bool = False) -> list[Workers]:
     for launch, states in with_states(launches) if launches else ():
         workers = _look(launch, states, submitting=submitting)
         never_sent = not workers.array and not workers.active
+        if never_sent and read_launch(launch.folder).arrays[0].job:
+            never_sent = False  # they were submitted since the first look
         if never_sent or (workers.finished >= workers.tuning.trials and not workers.jobs):
             with contextlib.suppress(OSError):  # we may only be allowed to read
                 launch.end()

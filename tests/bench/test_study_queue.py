@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,23 @@ def test_workers_that_were_never_sent(tmp_path: Path, slurm_says: Says) -> None:
         assert [found.queued for found in study_workers(tmp_path)] == [3]
         assert study_workers(tmp_path, submitting=True) == []
     assert (launch.folder / "ended").exists()
+
+
+def test_workers_that_are_sent_while_we_look_are_not_forgotten(
+    tmp_path: Path, slurm_says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = submitted(tmp_path, job="")
+    slurm_says(None, None)
+    look = study_queue._look
+
+    def sent_meanwhile(*seen: Any, **how: Any) -> Any:
+        found = look(*seen, **how)
+        launch.with_array(replace(launch.arrays[0], job="7")).write()
+        return found
+
+    monkeypatch.setattr(study_queue, "_look", sent_meanwhile)
+    assert len(study_workers(tmp_path)) == 1
+    assert not (launch.folder / "ended").exists()
 
 
 def test_an_array_is_found_by_its_name(tmp_path: Path, slurm_says: Says) -> None:
