@@ -294,8 +294,8 @@ def test_interrupted_grid_goes_on_where_it_stopped(
     digits_root: Path, tmp_path: Path, cli: Any, wait_until: WaitUntil
 ) -> None:
     store = Store(tmp_path / "results")
-    words = grid(digits_root, store.root, "--seeds", "2", "--set", "erm.epochs=25")
-    ids = run_ids(digits_root, (0, 1), epochs="25")
+    words = grid(digits_root, store.root, "--seeds", "2", "--set", "erm.epochs=100")
+    ids = run_ids(digits_root, (0, 1), epochs="100")
     process = launcher([*words, "--workers", "2"])
     wait_until(lambda: all(store.progress(run_id).get("epoch", 0) >= 2 for run_id in ids))
     os.killpg(process.pid, signal.SIGINT)  # a terminal's Ctrl-C reaches the workers too
@@ -315,7 +315,7 @@ def test_interrupted_grid_goes_on_where_it_stopped(
     assert cli(*words, "--workers", "1").code == 0
     assert [store.status(run_id) for run_id in ids] == ["done", "done"]
     tables = [pd.read_parquet(store.runs / run_id / "history.parquet") for run_id in ids]
-    assert all(table["epoch"].tolist() == list(range(25)) for table in tables)
+    assert all(table["epoch"].tolist() == list(range(100)) for table in tables)
     # Measured times never repeat: equal ones are the interrupted run's own epochs. The last epoch
     # of each run may have been cut off between its history row and its checkpoint.
     seconds = {value for table in tables for value in table["seconds"]}
@@ -326,8 +326,8 @@ def test_killed_launcher_takes_its_workers_along_and_loses_no_finished_run(
     digits_root: Path, tmp_path: Path, cli: Any, wait_until: WaitUntil
 ) -> None:
     store = Store(tmp_path / "results")
-    words = grid(digits_root, store.root, "--seeds", "3", "--set", "erm.epochs=12")
-    ids = run_ids(digits_root, (0, 1, 2), epochs="12")
+    words = grid(digits_root, store.root, "--seeds", "3", "--set", "erm.epochs=60")
+    ids = run_ids(digits_root, (0, 1, 2), epochs="60")
     process = launcher([*words, "--workers", "1"])
     wait_until(lambda: store.progress(ids[1]).get("epoch", 0) >= 2)
     children = children_of(process.pid)
@@ -345,7 +345,7 @@ def test_killed_launcher_takes_its_workers_along_and_loses_no_finished_run(
     assert [store.status(run_id) for run_id in ids] == ["done", "done", "done"]
     for run_id in ids:
         history = pd.read_parquet(store.runs / run_id / "history.parquet")
-        assert history["epoch"].tolist() == list(range(12))
+        assert history["epoch"].tolist() == list(range(60))
 
 
 def children_of(process: int) -> list[int]:
