@@ -3,8 +3,10 @@
 Paper: Zhang et al. 2022 (Correct-n-Contrast), whose generator `cnc` reproduces (seed 42: 254
 conflicting training images). The NCT paper's table has exactly 270, the nominal 0.5%: `nominal`
 (default) takes the same split but allots the conflicts exactly and evenly. Validation and test
-colours are uniform in both. Deviation from CnC: evaluation takes the central crop, as the NCT
-paper's table says, where CnC's code crops at random even there.
+colours are uniform in both. `biased_val` is a control of ours: nominal, but validation is dyed by
+the rule of training, so that it shows no more of what colour hides than training does. Deviation
+from CnC: evaluation takes the central crop, as the NCT paper's table says, where CnC's code crops
+at random even there.
 """
 
 from __future__ import annotations
@@ -40,22 +42,25 @@ class CmnistConfig:
     """Which CMNIST.
 
     Attributes:
-        protocol: `nominal` (exactly 270 conflicting training images, evenly spread) or `cnc`
-            (the binomial draw of CnC's generator at seed 42: 254).
+        protocol: `nominal` (exactly 270 conflicting training images, evenly spread), `cnc`
+            (the binomial draw of CnC's generator at seed 42: 254), or `biased_val` (nominal, and
+            only 30 conflicting validation images, evenly spread as well).
     """
 
-    protocol: Literal["nominal", "cnc"] = "nominal"
+    protocol: Literal["nominal", "cnc", "biased_val"] = "nominal"
 
 
 # Rows are classes, columns colours.
+NOMINAL_COUNTS = (
+    *(11330, 15, 14, 14, 14),
+    *(14, 10874, 14, 13, 13),
+    *(13, 13, 10081, 13, 12),
+    *(14, 14, 14, 10915, 13),
+    *(14, 13, 13, 13, 10530),
+)
 TRAIN_COUNTS = {
-    "nominal": (
-        *(11330, 15, 14, 14, 14),
-        *(14, 10874, 14, 13, 13),
-        *(13, 13, 10081, 13, 12),
-        *(14, 14, 14, 10915, 13),
-        *(14, 13, 13, 13, 10530),
-    ),
+    "nominal": NOMINAL_COUNTS,
+    "biased_val": NOMINAL_COUNTS,
     "cnc": (
         *(11336, 11, 12, 17, 11),
         *(18, 10863, 15, 14, 18),
@@ -64,13 +69,24 @@ TRAIN_COUNTS = {
         *(9, 12, 15, 10, 10537),
     ),
 }
-VAL_COUNTS = (
+UNIFORM_COUNTS = (
     *(251, 254, 227, 290, 256),
     *(216, 227, 233, 254, 231),
     *(218, 259, 224, 209, 221),
     *(228, 230, 248, 236, 271),
     *(255, 249, 222, 255, 236),
 )
+VAL_COUNTS = {
+    "nominal": UNIFORM_COUNTS,
+    "cnc": UNIFORM_COUNTS,
+    "biased_val": (
+        *(1272, 2, 2, 1, 1),
+        *(2, 1155, 2, 1, 1),
+        *(2, 2, 1125, 1, 1),
+        *(2, 2, 1, 1207, 1),
+        *(2, 2, 1, 1, 1211),
+    ),
+}
 TEST_COUNTS = (
     *(436, 380, 445, 422, 432),
     *(444, 425, 403, 385, 385),
@@ -81,6 +97,7 @@ TEST_COUNTS = (
 DIGESTS = {
     "nominal": "769cc8065562a1c11182666e595d06fdc7c843b1ef6b9c3b0884763072761ac4",
     "cnc": "dd73f5ee2e81f3dcad2076179de3352559d5b79a1b65198f1ed6c0db70d9eeb4",
+    "biased_val": "ffcd76d33619bca2f84e0ab2873d64e75a3a88cf343c0df66690c592e9f69e50",
 }
 
 
@@ -104,7 +121,7 @@ class Cmnist(MnistDataset):
             counts={"train": 54_000, "val": 6_000, "test": 10_000},
             group_counts={
                 "train": TRAIN_COUNTS[config.protocol],
-                "val": VAL_COUNTS,
+                "val": VAL_COUNTS[config.protocol],
                 "test": TEST_COUNTS,
             },
             backbone="lenet5",
@@ -126,10 +143,11 @@ class Cmnist(MnistDataset):
         np.random.RandomState(SEED).shuffle(order)
         cut = len(classes) // 10
         val, train = order[:cut], order[cut:]
-        dye = _nominal_colours if config.protocol == "nominal" else _cnc_colours
+        dye = _cnc_colours if config.protocol == "cnc" else _nominal_colours
+        dye_val = _nominal_colours if config.protocol == "biased_val" else _uniform_colours
         return {
             "train": _labels(train, classes[train], dye(classes[train])),
-            "val": _labels(val, classes[val], _uniform_colours(classes[val])),
+            "val": _labels(val, classes[val], dye_val(classes[val])),
             "test": _labels(len(classes) + np.arange(len(test)), test, _uniform_colours(test)),
         }
 

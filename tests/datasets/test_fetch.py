@@ -74,8 +74,8 @@ def host() -> Iterator[Host]:
             self.end_headers()
             if host.break_after:
                 rest = rest[: host.break_after.pop(0)]
+            host.sent.append(len(rest))  # first, for whoever has read the last byte looks at it
             self.wfile.write(rest)
-            host.sent.append(len(rest))
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -26,7 +26,7 @@ UMNIST_CONFIGS = [
     for protocol in ("paper", "george")
     for groups in (3, 10)
 ]
-CMNIST_CONFIGS = [CmnistConfig("nominal"), CmnistConfig("cnc")]
+CMNIST_CONFIGS = [CmnistConfig("nominal"), CmnistConfig("cnc"), CmnistConfig("biased_val")]
 
 
 def labels_of(dataset: Any, config: Any, root: Path) -> dict[str, Labels]:
@@ -109,7 +109,7 @@ def test_cmnist_counts(config: CmnistConfig, mnist_root: Path) -> None:
     assert train.sum(dim=1).tolist() == [11_387, 10_928, 10_132, 10_970, 10_583]
     conflicts = train.sum(dim=1) - train.diagonal()
     others = train[~torch.eye(5, dtype=torch.bool)].view(5, 4)
-    if config.protocol == "nominal":
+    if config.protocol != "cnc":
         assert conflicts.tolist() == [57, 54, 51, 55, 53]
         assert train.diagonal().sum() == 53_730
         for row in others.tolist():
@@ -118,17 +118,28 @@ def test_cmnist_counts(config: CmnistConfig, mnist_root: Path) -> None:
         assert conflicts.sum() == 254
         assert (others.min(), others.max()) == (8, 18)
     val, test = (torch.bincount(labels[split].groups, minlength=25) for split in ("val", "test"))
-    assert (val.min(), val.max()) == (209, 290)
+    if config.protocol == "biased_val":
+        aligned = val.view(5, 5).diagonal()
+        conflicting = val.view(5, 5)[~torch.eye(5, dtype=torch.bool)]
+        assert (aligned.sum(), conflicting.sum()) == (5970, 30)
+        assert (conflicting.min(), conflicting.max()) == (1, 2)
+    else:
+        assert (val.min(), val.max()) == (209, 290)
     assert (test.min(), test.max()) == (343, 445)
     assert test.view(5, 5).sum(dim=1).tolist() == [2115, 2042, 1874, 1986, 1983]
 
 
-def test_both_cmnists_share_split_and_evaluation_colours(mnist_root: Path) -> None:
-    nominal, cnc = (labels_of(Cmnist(), config, mnist_root) for config in CMNIST_CONFIGS)
+@pytest.mark.parametrize(("protocol", "dyed_anew"), [("cnc", "train"), ("biased_val", "val")])
+def test_every_cmnist_dyes_one_split_of_the_nominal_one_anew(
+    protocol: Any, dyed_anew: str, mnist_root: Path
+) -> None:
+    nominal = labels_of(Cmnist(), CmnistConfig(), mnist_root)
+    other = labels_of(Cmnist(), CmnistConfig(protocol), mnist_root)
     for split in SPLITS:
-        assert torch.equal(nominal[split].ids, cnc[split].ids)
-        same = torch.equal(nominal[split].groups, cnc[split].groups)
-        assert same == (split != "train")
+        assert torch.equal(nominal[split].ids, other[split].ids)
+        assert torch.equal(nominal[split].y, other[split].y)
+        same = torch.equal(nominal[split].groups, other[split].groups)
+        assert same == (split != dyed_anew)
 
 
 @pytest.mark.parametrize(
