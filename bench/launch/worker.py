@@ -63,6 +63,15 @@ def kills_for_memory() -> int:
     return 0
 
 
+def kept_bytes(pid: int | None) -> int:
+    """Measure what a process holds of memory, files mapped into it aside; 0 where nobody tells."""
+    with contextlib.suppress(OSError, StopIteration):
+        status = Path(f"/proc/{pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+        return int(line.split()[1]) * 1024
+    return 0
+
+
 def serve(pipe: Connection, machine: Machine) -> None:
     """Take jobs until the launcher hangs up."""
     for deaf_to in not_for_workers():

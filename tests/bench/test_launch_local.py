@@ -21,7 +21,8 @@ from bench.store import Store
 from methods.base import METHODS, get_method
 
 PLUG_IN = '''
-"""A method outside the repository that trains nothing, and brings down its process on request."""
+"""A method outside the repository that trains nothing, and on request brings down its process
+or keeps memory for good."""
 
 import os
 from dataclasses import dataclass
@@ -34,10 +35,14 @@ from methods.classifier import FittedClassifier
 @dataclass(frozen=True)
 class CrashingConfig:
     crash_on: int = -1
+    keep_on: int = -1
     note: str = ""
 
     def quick(self):
         return self
+
+
+KEPT = []
 
 
 @register("crashing", version=1, config=CrashingConfig)
@@ -45,6 +50,8 @@ class Crashing(Method):
     def fit(self, task, config, ctx):
         if ctx.scope.seed == config.crash_on:
             os._exit(3)
+        if ctx.scope.seed == config.keep_on:
+            KEPT.append(b"x" * 10**9)
         if config.note and not os.path.exists(config.note):
             open(config.note, "w").close()
             raise RuntimeError("the first attempt")
@@ -140,6 +147,17 @@ def test_a_crash_costs_one_run(crashing: str, digits_root: Path, tmp_path: Path)
     history = pd.read_parquet(store.runs / ids[0] / "history.parquet")
     assert len(history) == 0
     assert {"stage", "epoch", "loss", "selection", "audit_test_wga"} <= set(history)
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_keeps_much_memory_is_replaced(
+    crashing: str, digits_root: Path, tmp_path: Path
+) -> None:
+    """A run's peak memory has little of what ran before it."""
+    jobs = jobs_of(crashing, digits_root, (0, 1), keep_on="0")
+    first, second = run_local(jobs, Machine(digits_root, tmp_path / "results"), 1, Notes())
+    assert first["status"] == second["status"] == "done"
+    assert first["peak_memory_bytes"] > 10**9 > second["peak_memory_bytes"]
     assert not multiprocessing.active_children()
 
 
