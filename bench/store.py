@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bench.files import StorageError, atomic_folder, storage_errors, tidy, to_json
 from bench.lease import Lease
+from bench.sample_tables import write_samples
 from datasets.errors import UsageError
 
 SCHEMA_VERSION = 1
@@ -116,12 +117,19 @@ class Store:
                     yield record
 
     def find(self, prefix: str) -> str:
-        """Find the run whose id begins with `prefix`, or ends with it."""
+        """Find the run whose id begins with `prefix`, or ends with it.
+
+        Of runs that differ by the end of their ids only, the variants of a campaign, the one with
+        its preset's settings is meant.
+        """
         names = [p.name for p in self.runs.iterdir()] if self.runs.is_dir() else []
         names = [name for name in names if (self.runs / name / "record.json").is_file()]
         matches = [name for name in names if name.startswith(prefix) or name.endswith(prefix)]
         if prefix in names:
             return prefix
+        if len(matches) > 1 and len({name.rpartition("-")[0] for name in matches}) == 1:
+            plain = [name for name in matches if not (self.record(name) or {}).get("overrides")]
+            matches = plain if len(plain) == 1 else matches
         if len(matches) != 1:
             what = "no run matches" if not matches else f"{len(matches)} runs match"
             raise UsageError(
@@ -145,7 +153,7 @@ class Store:
                 history.to_parquet(draft / "history.parquet", index=False)
             for name, table in (("predictions", predictions), ("partition", partition)):
                 if table is not None:
-                    table.to_parquet(draft / f"{name}.parquet", index=False, compression="zstd")
+                    write_samples(table, draft / f"{name}.parquet")
             if model is not None:
                 tensors = {k: v.contiguous().cpu() for k, v in model.items()}
                 (draft / "model.safetensors").write_bytes(save(tensors))

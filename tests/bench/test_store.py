@@ -220,3 +220,22 @@ def test_tidy_puts_a_half_replaced_run_back_and_drops_old_drafts(tmp_path: Path)
     assert store.status("erm-umnist-s0-0123456789") == "done"
     assert not abandoned.exists()
     assert fresh.exists()
+
+
+def test_a_prefix_means_the_run_with_its_presets_settings(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write({"run_id": "nct-umnist-s0-aa", "status": "done", "overrides": {}})
+    store.write({"run_id": "nct-umnist-s0-bb", "status": "done", "overrides": {"nct.z": "1"}})
+    assert store.find("nct-umnist-s0") == "nct-umnist-s0-aa"
+    assert store.find("nct-umnist-s0-b") == "nct-umnist-s0-bb"
+    store.write({"run_id": "nct-umnist-s0-cc", "status": "done", "overrides": {}})
+    with pytest.raises(UsageError, match="3 runs match"):
+        store.find("nct-umnist-s0")
+
+
+def test_a_prefix_never_means_another_seed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write({"run_id": "nct-umnist-s1-aa", "status": "done", "overrides": {"nct.z": "1"}})
+    store.write({"run_id": "nct-umnist-s100-bb", "status": "done", "overrides": {}})
+    with pytest.raises(UsageError, match="2 runs match"):
+        store.find("nct-umnist-s1")
