@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from datasets.errors import UsageError
 
@@ -37,3 +37,8 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--set {text}: expected OWNER.KNOB=VALUE", "e.g. --set erm.lr=0.01")
         overrides[key] = value
     return overrides
+
+
+def overrides_without(overrides: Mapping[str, str], owners: Set[str]) -> dict[str, str]:
+    """Leave out what belongs to methods or datasets that are not concerned."""
+    return {key: value for key, value in overrides.items() if key.split(".")[0] not in owners}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.arguments import overrides_without
 from bench.launch.queue import claims
 from bench.plan import Job, Request, expand, missing_data, one_seed, require_weights
 from bench.records import INTERRUPTED
@@ -66,7 +67,8 @@ def _with_weights(request: Request, explicit: bool) -> tuple[tuple[str, ...], li
     kept, skipped = [], []
     for name in request.datasets:
         try:
-            alone = replace(one_seed(request), datasets=(name,), overrides=_own(request, name))
+            own = overrides_without(request.overrides, {*request.datasets} - {name})
+            alone = replace(one_seed(request), datasets=(name,), overrides=own)
             require_weights(expand(alone), request.data_root)
             kept.append(name)
         except DataMissing:
@@ -75,12 +77,6 @@ def _with_weights(request: Request, explicit: bool) -> tuple[tuple[str, ...], li
             command = get_command("weights", request.data_root)
             skipped.append(Skipped(name, command, "ImageNet weights not on disk for"))
     return tuple(kept), skipped
-
-
-def _own(request: Request, dataset: str) -> dict[str, str]:
-    """Keep the overrides that concern one dataset, for looking at it alone."""
-    others = set(request.datasets) - {dataset}
-    return {k: v for k, v in request.overrides.items() if k.split(".")[0] not in others}
 
 
 @dataclass(frozen=True)

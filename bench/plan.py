@@ -7,6 +7,7 @@ order, machine or folder it comes from, and a changed value is another run.
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +26,7 @@ from methods.backbones import LENETS, check_backbone
 from methods.base import Method, get_method, load_methods
 from methods.presets import preset_values
 
+NOWHERE = Path(os.devnull)  # a data root for those who mean real data, whatever is on disk
 FETCHED = ("resnet50", "resnet50.tv_in1k")  # the networks whose weights `data get weights` fetches
 
 

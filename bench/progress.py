@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from bench.development import shown_figures, shown_split
 from bench.launch.local import Watcher
 from bench.plan import Job
 
@@ -171,7 +172,14 @@ def outcome(record: dict[str, Any]) -> str:
     """Say in a few words how a job ended."""
     if record["status"] != "done":
         return str(record["failure"]["message"])
-    test = record["metrics"]["test"]
-    if test.get("auroc") is not None:
-        return f"AUROC {test['auroc']:.3f}, non-patch {test['auroc_nonpatch'] or 0:.3f}"
-    return f"WGA {test['wga']:.1f}, average {test['avg']:.1f}"
+    found = shown_figures(record)
+    on = "validation " if shown_split(record["seed"]) == "val" else ""
+    if found.get("auroc") is not None:
+        nonpatch = found.get("auroc_nonpatch")
+        more = "" if nonpatch is None else f", non-patch {nonpatch:.3f}"
+        return f"{on}AUROC {found['auroc']:.3f}{more}"
+    if "wga" not in found:
+        value = found["selection"]
+        chosen = "" if value is None else f"selection {value:.3g}, "
+        return f"{on}{chosen}average {found['avg']:.1f}"
+    return f"{on}WGA {found['wga']:.1f}, average {found['avg']:.1f}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.context import Report
+from bench.development import FIRST_DEVELOPMENT_SEED
 from bench.execute import Machine
 from bench.lease import LeaseLost
 from bench.objective import TrialView, target
@@ -27,7 +28,6 @@ from methods.base import Method, get_method
 from methods.presets import preset_config, tuned_name
 from methods.training import NonFiniteLoss
 
-FIRST_DEVELOPMENT_SEED = 100
 TRIALS = 50  # the budget of every method, unless somebody says otherwise
 POLL_SECONDS = 0.5  # how often a worker without a trial looks whether others have died
 Say = Callable[[str], None]

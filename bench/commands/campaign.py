@@ -13,7 +13,7 @@ from bench.ablation import (
     selected_by_rule,
     selected_on_test,
 )
-from bench.arguments import parse_overrides, parse_seeds
+from bench.arguments import parse_names, parse_overrides, parse_seeds
 from bench.campaigns import CAMPAIGNS, Campaign, Cell, campaign_cells, get_campaign
 from bench.commands.common import add_overrides, add_places, print_table, say
 from bench.commands.planning import print_plan
@@ -25,10 +25,13 @@ from bench.commands.run import (
     request_from,
     tell_outcome,
 )
+from bench.development import shown_split
 from bench.grid import Skipped
 from bench.plan import Job
 from bench.store import Store
 from bench.timing import Timing, by_cell, machines, timings
+from datasets.catalogue import DATASETS, get_dataset
+from datasets.errors import UsageError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +43,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--plan", action="store_true", help="show the runs and their cost, and do nothing"
     )
     add_overrides(
-        parser, "change a setting of every run, which keeps them out of the paper's tables"
+        parser,
+        "change a setting of the runs it concerns, which keeps them out of the paper's tables",
     )
     parser.add_argument("--quick", action="store_true", help="smoke runs")
     add_carrying_out(parser)
@@ -69,6 +73,7 @@ def _cells(
         "methods": ",".join(campaign.methods),
         "preset": "paper",
         "seeds": arguments.seeds or "1",
+        "datasets": _covered(campaign, arguments.datasets),
     }
     grid = argparse.Namespace(**{**vars(arguments), **own})
     request, skipped = request_from(grid, fetch=not arguments.plan, need_data=not arguments.plan)
@@ -83,27 +88,50 @@ def _cells(
     return cells, skipped
 
 
+def _covered(campaign: Campaign, datasets: str) -> str:
+    """Leave out the datasets that the campaign is not about, before any of them is looked for."""
+    if not campaign.only:
+        return datasets
+    names = [get_dataset(name).name for name in parse_names(datasets, tuple(DATASETS))]
+    covered = ",".join(filter(campaign.covers, names))
+    if not covered:
+        raise UsageError(
+            f"campaign {campaign.name} has no runs on {', '.join(names)}",
+            f"it is about {', '.join(campaign.only)}: --datasets {','.join(campaign.only)}",
+        )
+    return covered
+
+
 def _print(campaign: Campaign, cells: Sequence[Cell], jobs: Sequence[Job], store: Store) -> None:
+    """Print the campaign's table; development seeds apart, without their test figures."""
     if campaign.name == "timing":
         _print_times(timings(store, jobs))
         return
     if len(campaign.variants) == 1:
         print_results(jobs, store)
         return
+    developed = [job for job in jobs if shown_split(job.seed) == "val"]
+    if developed:
+        print_results(developed, store)
     rows = []
     for cell in cells:
-        found = [store.record(job.run_id) for job in cell.jobs]
+        own = [job for job in cell.jobs if shown_split(job.seed) == "test"]
+        if not own:
+            continue
+        found = [store.record(job.run_id) for job in own]
         records = [record for record in found if record is not None and record["status"] == "done"]
         rows.append(
             (
+                cell.method,
                 cell.dataset + _label(cell),
                 cell.variant.title + (" (default)" if cell.is_default else ""),
-                f"{len(records)} of {len(cell.jobs)}",
+                f"{len(records)} of {len(own)}",
                 *(mean_and_spread([read(record) for record in records]) for _, read in COLUMNS),
             )
         )
-    columns = ("dataset", "variant", "runs", *(title for title, _ in COLUMNS))
-    print_table(f"{campaign.name}: test WGA (ISIC: overall AUROC)", columns, rows)
+    columns = ("method", "dataset", "variant", "runs", *(title for title, _ in COLUMNS))
+    if rows:
+        print_table(f"{campaign.name}: test WGA (ISIC: overall AUROC)", columns, rows)
 
 
 def _print_times(found: Sequence[Timing]) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.commands.common import print_table
+from bench.development import shown_figures, shown_split
 from bench.grid import Seen, survey
 from bench.plan import Job
 from bench.store import Store
 
 COLUMNS = (
+    ("own selection", "selection"),
     ("WGA", "wga"),
     ("average", "avg"),
     ("avg, train-weighted", "avg_train_weighted"),
@@ -20,13 +22,24 @@ COLUMNS = (
     ("AUROC non-patch", "auroc_nonpatch"),
     ("AUROC histopath.", "auroc_histopath"),
 )
+TITLES = {
+    "test": "Test set, mean +- std over seeds",
+    "val": "Validation set, mean +- std over development seeds",
+}
 
 
 def print_results(
     jobs: Sequence[Job], store: Store, seen: Mapping[str, Seen] | None = None
 ) -> None:
-    """Print the test metrics of a grid; a cell without runs says why."""
+    """Print the metrics of a grid, of development seeds apart; a cell without runs says why."""
     seen = survey((job.run_id for job in jobs), store) if seen is None else seen
+    for split, title in TITLES.items():
+        own = [job for job in jobs if shown_split(job.seed) == split]
+        if own:
+            _print_split(own, seen, title)
+
+
+def _print_split(jobs: Sequence[Job], seen: Mapping[str, Seen], title: str) -> None:
     cells: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     states: dict[tuple[str, ...], list[str]] = {}
     notes: dict[tuple[str, ...], set[str]] = {}
@@ -36,17 +49,17 @@ def print_results(
         states.setdefault(key, []).append(seen[job.run_id].status)
         notes.setdefault(key, set()).update(_notes(job))
         if record is not None and record["status"] == "done":
-            cells.setdefault(key, []).append(record["metrics"]["test"])
-    shown = [c for c in COLUMNS if any(c[1] in t for tests in cells.values() for t in tests)]
+            cells.setdefault(key, []).append(shown_figures(record))
+    shown = [c for c in COLUMNS if any(c[1] in own for found in cells.values() for own in found)]
     rows = []
     for cell, state in states.items():
-        tests = cells.get(cell, [])
+        found = cells.get(cell, [])
         label = cell[1] + (f" ({', '.join(sorted(notes[cell]))})" if notes[cell] else "")
-        values = [mean_and_spread([t.get(name) for t in tests]) for _, name in shown]
-        runs = ", ".join(filter(None, (f"{len(tests)} of {len(state)}", _others(state))))
+        values = [mean_and_spread([own.get(name) for own in found]) for _, name in shown]
+        runs = ", ".join(filter(None, (f"{len(found)} of {len(state)}", _others(state))))
         rows.append((cell[0], label, runs, *values))
-    columns = ("method", "dataset", "runs", *(title for title, _ in shown))
-    print_table("Test set, mean +- std over seeds", columns, rows)
+    columns = ("method", "dataset", "runs", *(heading for heading, _ in shown))
+    print_table(title, columns, rows)
 
 
 def _notes(job: Job) -> list[str]:

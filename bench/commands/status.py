@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from bench.campaigns import campaign_progress
 from bench.commands.common import add_places, add_selection, print_json, print_table, say
 from bench.commands.run import request_from
 from bench.grid import Seen, overview, stored_overview, survey, survey_stored
@@ -12,6 +14,7 @@ from bench.launch.study_queue import Workers, study_workers
 from bench.plan import expand
 from bench.progress import describe, outcome
 from bench.store import Store
+from datasets.catalogue import DATASETS
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         seen = survey_stored(store)
         content = stored_overview(store, seen)
+        content["campaigns"] = _campaigns(seen)
     if arguments.json:
         print_json({**content, "studies": [w.facts() for w in workers if w.active]})
         return 0
@@ -46,8 +50,30 @@ def run(arguments: argparse.Namespace) -> int:
     states = ", ".join(f"{content[state]} {state}" for state in counted)
     rows = [(run_id, found.status, _detail(run_id, found, store)) for run_id, found in seen.items()]
     print_table(f"{content['total']} runs: {states}", ("run", "state", ""), rows)
+    if content.get("campaigns"):
+        counts = [
+            (c["name"], c["dataset"], f"{c['done']} of {c['total']}") for c in content["campaigns"]
+        ]
+        print_table("campaigns, on the paper's seeds", ("campaign", "dataset", "done"), counts)
     _tell_studies(workers)
     return 0
+
+
+def _campaigns(seen: Mapping[str, Seen]) -> list[dict[str, Any]]:
+    """Say how far each campaign is on the datasets that were run.
+
+    That takes the methods' code and presets, which somebody may be in the middle of editing while
+    runs go on; what is stored has to be told all the same.
+    """
+    done = {run_id for run_id, found in seen.items() if found.status == "done"}
+    run_on = {str((seen[run_id].record or {}).get("dataset")) for run_id in done}
+    names = ("name", "dataset", "done", "total")
+    try:
+        counted = campaign_progress(done, [name for name in DATASETS if name in run_on])
+    except (Exception, SystemExit) as error:  # whatever a half-edited file may raise
+        say(f"campaigns are not counted, for the methods cannot be loaded: {error}")
+        return []
+    return [dict(zip(names, row, strict=True)) for row in counted]
 
 
 def _tell_studies(workers: Sequence[Workers]) -> None:

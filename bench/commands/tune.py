@@ -13,6 +13,7 @@ import torch
 from bench.arguments import parse_overrides
 from bench.commands.common import add_overrides, add_places, print_json, print_table, say
 from bench.commands.run import check_workers
+from bench.development import FIRST_DEVELOPMENT_SEED
 from bench.grid import resolve_datasets
 from bench.launch.crew import run_workers
 from bench.launch.dispatch import prepare
@@ -21,7 +22,7 @@ from bench.launch.profile import Profile, read_profile
 from bench.plan import Request
 from bench.pruning import watched_rules
 from bench.study import WARM_UP
-from bench.tune import FIRST_DEVELOPMENT_SEED, TRIALS, Tuning
+from bench.tune import TRIALS, Tuning
 from bench.tuned import budget_trials, finish, look
 from datasets.catalogue import get_dataset
 from datasets.errors import UsageError

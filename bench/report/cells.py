@@ -57,7 +57,7 @@ class Cell:
 
     def number(self, value: float) -> str:
         """Write a number with this cell's decimals."""
-        return f"{value:{'+' if self.signed else ''},.{self.digits}f}"
+        return f"{value:{'+' if self.signed else ''}z,.{self.digits}f}"  # z: no minus before a zero
 
     def text(self) -> str:
         """Write the cell as the paper does: mean ± spread, its label, or a dash."""

@@ -8,7 +8,6 @@ store of thousands of runs fits.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -20,7 +19,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from bench.campaigns import CAMPAIGNS, campaign_cells
-from bench.plan import Request, expand
+from bench.development import FIRST_DEVELOPMENT_SEED
+from bench.plan import NOWHERE, Request, expand
 from bench.store import Store
 from datasets.catalogue import DATASETS
 from datasets.errors import UsageError
@@ -33,7 +33,6 @@ VariantKey = tuple[str, str]
 
 FIRST_PRESET = "paper"
 PUBLISHED_SEEDS = (0, 1, 2, 3, 4)
-NOWHERE = Path(os.devnull)  # what a run means does not depend on what is on disk
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,8 @@ def _place(
     if record["overrides"]:
         return "left out", "settings changed by hand"
     if record["seed"] not in PUBLISHED_SEEDS:
-        return "left out", "development seed"
+        developed = record["seed"] >= FIRST_DEVELOPMENT_SEED
+        return "left out", "development seed" if developed else "a seed that is not published"
     return "left out", "an earlier version of the method, its preset or its data"
 
 

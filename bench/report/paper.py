@@ -28,6 +28,20 @@ def paper_cell(row: dict[str, str], about: About, digits: int | None = None) -> 
     )
 
 
+def verdict(measured: Cell, paper: Cell) -> str:
+    """Say whether our mean is within the paper's spread, above or below; nothing without both."""
+    if measured.mean is None or paper.mean is None:
+        return ""
+    spread = paper.std if paper.std is not None else measured.std
+    if spread is None:
+        return "no spread to compare with"
+    gap = measured.mean - paper.mean
+    # The paper rounds its means, so a gap below half a unit of its last digit is none.
+    if abs(gap) <= spread + 0.5 * 10 ** -DIGITS.get(measured.about.metric, 1):
+        return "within"
+    return "above" if gap > 0 else "below"
+
+
 def main_cells() -> dict[tuple[str, str, str], Cell]:
     """Read the main table, by method, dataset and metric."""
     cells = {}

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.campaigns import CAMPAIGNS, campaign_cells
-from bench.plan import Job, Request, expand
-from bench.report.collection import NOWHERE, Collection, campaign_ids, classify, published_ids
+from bench.plan import NOWHERE, Job, Request, expand
+from bench.report.collection import Collection, campaign_ids, classify, published_ids
 from datasets.base import Facts
 from datasets.catalogue import DATASETS
 

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_records import record
 
+import methods.base
 from bench.ablation import at_iteration, selected_by_rule, selected_on_test
 from bench.campaigns import (
     CAMPAIGNS,
     campaign_cells,
     campaign_jobs,
+    campaign_progress,
     get_campaign,
     variant_overrides,
 )
@@ -105,9 +108,48 @@ def test_parts_of_the_variant_are_one_change_each() -> None:
     whole, *changed = cells
     assert whole.is_default and not any(cell.is_default for cell in changed)
     assert {job.method for cell in cells for job in cell.jobs} == {"nct_plus"}
-    assert all([job.seed for job in cell.jobs] == MAIN for cell in cells)
+    seeds = [[job.seed for job in cell.jobs] for cell in cells]
+    assert seeds == [MAIN, MAIN, *[SWEEP] * 6]  # whole, without calibration, the rest
     assert all(len(cell.variant.overrides) == 1 for cell in changed)
-    assert len({job.run_id for cell in cells for job in cell.jobs}) == 5 * len(cells)
+    assert len({job.run_id for cell in cells for job in cell.jobs}) == sum(map(len, seeds))
+
+
+def test_controls_of_the_variant_are_about_one_dataset_and_pair_it_with_nct() -> None:
+    cells = campaign_cells(CAMPAIGNS["plus-controls"], ALL, NOWHERE)
+    assert {cell.dataset for cell in cells} == {"cmnist"}
+    assert [(c.method, c.is_default) for c in cells] == [
+        (method, default) for method in ("nct", "nct_plus") for default in (True, False, False)
+    ]
+    assert all([job.seed for job in cell.jobs] == MAIN for cell in cells)
+    assert {job.protocol for cell in cells for job in cell.jobs} == {"nominal", "cnc", "biased_val"}
+    main = set(main_runs("cmnist", MAIN))
+    assert main <= {job.run_id for cell in cells for job in cell.jobs}
+
+
+@pytest.mark.parametrize("more", [(), ("--plan",)])
+def test_a_campaign_refuses_datasets_it_is_not_about(
+    cli: Cli, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = ("campaign", "plus-controls", "--datasets", "waterbirds", "--data-root", tmp_path)
+    seen = cli(*words, *more)
+    assert seen.code == 2
+    assert "plus-controls has no runs on waterbirds" in seen.err
+    assert "--datasets cmnist" in seen.err and "not on disk" not in seen.err
+
+
+def test_a_campaign_about_one_dataset_does_not_ask_for_others(cli: Cli, digits_root: Path) -> None:
+    words = ("campaign", "plus-controls", "--plan", "--json", "--data-root", digits_root)
+    for datasets in ("all", "cmnist,waterbirds"):
+        planned = cli(*words, "--datasets", datasets).json
+        assert {run["dataset"] for run in planned["runs"]} == {"cmnist"}
+        assert planned["total"] == 30 and planned["skipped_datasets"] == []
+
+
+def test_an_override_of_one_method_leaves_the_others_alone() -> None:
+    shorter = {"nct.iterations": "2"}
+    jobs = campaign_jobs(CAMPAIGNS["plus-controls"], ["cmnist"], NOWHERE, [7], overrides=shorter)
+    changed = {job.method for job in jobs if "nct.iterations" in job.overrides}
+    assert changed == {"nct"} and {job.method for job in jobs} == {"nct", "nct_plus"}
 
 
 def test_the_seeds_can_be_replaced_and_runs_come_once() -> None:
@@ -121,6 +163,41 @@ def test_further_overrides_show_in_every_run() -> None:
     jobs = campaign_jobs(CAMPAIGNS["ablation-aux"], ["umnist"], NOWHERE, [7], overrides=slower)
     assert all(job.overrides["nct.iterations"] == "2" for job in jobs)
     assert sum(job.variant == "" for job in jobs) == 1
+
+
+def test_progress_counts_the_papers_runs_and_no_others() -> None:
+    main = [job.run_id for job in campaign_jobs(CAMPAIGNS["main"], ["umnist"], NOWHERE)]
+    changed = expand(Request(("nct",), ("umnist",), (0,), NOWHERE, overrides={"nct.z": "1.0"}))
+    done = {*main[:-5], *main_runs("umnist", [0, 3]), changed[0].run_id}
+    counts = {row[0]: row[1:] for row in campaign_progress(done, ["umnist", "isic"])}
+    assert counts["main"] == ("umnist", 42, 45)
+    assert counts["ablation-aux"] == ("umnist", 2, 5 + 5 * 3)
+    assert counts["ablation-merging"] == ("umnist", 1, 3 + 3)  # its default column has seeds 0-2
+    assert "plus-parts" not in counts and "plus-controls" not in counts
+
+
+def test_status_tells_how_far_campaigns_are(cli: Cli, tmp_path: Path) -> None:
+    for job in campaign_jobs(CAMPAIGNS["ablation-merging"], ["cmnist"], NOWHERE)[:4]:
+        Store(tmp_path).write(record(job, 70.0))
+    told = cli("status", "--results", tmp_path, "--json").json
+    merging = {"name": "ablation-merging", "dataset": "cmnist", "done": 4, "total": 6}
+    assert merging in told["campaigns"]
+    assert "4 of 6" in cli("status", "--results", tmp_path).out
+
+
+@pytest.mark.parametrize("content", ["def fit(", "raise SystemExit('not now')", "import nowhere"])
+def test_status_needs_no_method_that_can_be_loaded(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """Somebody may be editing a method while runs of it go on."""
+    (job,) = expand(Request(("erm",), ("cmnist",), (0,), NOWHERE))
+    Store(tmp_path).write(record(job, 70.0))
+    (tmp_path / "half_edited.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(methods.base, "BUILT_IN", (*methods.base.BUILT_IN, "half_edited"))
+    seen = cli("status", "--results", tmp_path, "--json")
+    assert (seen.code, seen.json["done"], seen.json["campaigns"]) == (0, 1, [])
+    assert "campaigns are not counted" in seen.err
 
 
 def test_an_unknown_campaign_suggests_the_nearest() -> None:
@@ -147,6 +224,16 @@ def test_a_campaign_runs_skips_what_exists_and_prints_its_table(
     assert record is not None
     assert record["variant"] == "min_samples=0"
     assert record["overrides"] == variant_overrides("min_samples=0") == {"nct.min_samples": "0"}
+
+
+def test_a_campaign_on_development_seeds_shows_validation_figures(
+    cli: Cli, digits_root: Path, tmp_path: Path
+) -> None:
+    words = ("campaign", "ablation-merging", "--datasets", "umnist", "--seeds", "100,", "--quick")
+    seen = cli(*words, "--data-root", digits_root, "--results", tmp_path, "--workers", "1")
+    assert seen.code == 0
+    assert "Validation set" in seen.out and "min_samples=0" in seen.out
+    assert "test-selected" not in seen.out and "Test set" not in seen.out
 
 
 def test_an_ablation_knows_which_value_was_chosen_on_test() -> None:

@@ -69,7 +69,7 @@ def run_words(root: Path, results: Path, *words: str) -> list[str]:
         (["--set", "backbone.nam=lenet4"], ["did you mean 'backbone.name'?", "-> settings of"]),
         (["--set", "erm.lr=abc"], ["erm.lr must be a number but got 'abc'"]),
         (["--set", "erm.epochs=1.5"], ["erm.epochs must be a whole number but got '1.5'"]),
-        (["--set", "cmnist.protocol=x"], ["must be one of nominal, cnc but got 'x'"]),
+        (["--set", "cmnist.protocol=x"], ["must be one of nominal, cnc, biased_val but got 'x'"]),
         (["--set", "erm.lr=-1"], ["lr must be positive but got -1.0", "-> correct the value"]),
         (["--set", "erm.lr=nan"], ["erm.lr must be a number but got 'nan'"]),
         (["--set", "erm.epochs=0"], ["epochs must be at least 1 but got 0", "-> correct"]),

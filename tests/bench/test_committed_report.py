@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.campaigns import CAMPAIGNS
 from bench.report.collection import collect
 from bench.report.latex import table_source
 from bench.report.names import dataset_name, method_name
@@ -16,6 +17,12 @@ from bench.store import Store
 pytestmark = pytest.mark.slow
 
 RESULTS = Path(__file__).parents[2] / "results"
+PAPER_ABLATIONS = {
+    "ablation_trainable": "Scope",
+    "abl_split": "Heads",
+    "abl_minsamples": "Merging",
+    "aux_sweep": "Auxiliary loss",
+}
 COUNTED = {"dataset_summary", "group_distributions"}  # say what is on disk, which differs
 
 
@@ -68,7 +75,37 @@ def page_rows() -> list[str]:
     return rows
 
 
+def ablation_rows() -> list[str]:
+    """Say the same of the ablations, and what the depth rule chose beside what the test set did."""
+    rows = []
+    for campaign in CAMPAIGNS.values():
+        if campaign.table not in PAPER_ABLATIONS:
+            continue
+        cells = committed(campaign.table)
+        for dataset in ("umnist", "cmnist"):
+            own = [cell for cell in cells if cell["dataset"] == dataset]
+            for told in (cell for cell in own if cell["source"] == "paper"):
+                name, ours = told["variant"], [c for c in own if c["source"] == "measured"]
+                as_published, *by_rule = [
+                    cell for cell in ours if cell["variant"].split(";")[0] == name
+                ]
+                words = [
+                    *(PAPER_ABLATIONS[campaign.table], dataset_name(dataset), f"`{name}`"),
+                    *(as_published["n"], as_published["text"], told["text"]),
+                    *(as_published["reason"], by_rule[0]["text"] if by_rule else ""),
+                ]
+                rows.append(f"| {' | '.join(words)} |")
+    return rows
+
+
 def test_the_results_page_shows_every_cell_beside_the_papers() -> None:
     page = (RESULTS / "README.md").read_text().splitlines()
     shown = [line for line in page if line.startswith(("| UMNIST |", "| CMNIST |"))]
     assert shown == page_rows()
+
+
+def test_the_results_page_shows_every_ablation_beside_the_papers() -> None:
+    page = (RESULTS / "README.md").read_text().splitlines()
+    starts = tuple(f"| {name} |" for name in PAPER_ABLATIONS.values())
+    shown = [line for line in page if line.startswith(starts)]
+    assert shown == ablation_rows()

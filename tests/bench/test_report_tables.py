@@ -10,7 +10,10 @@ import pandas as pd
 import paper_tex
 import pytest
 from report_records import collection, jobs, record, variant_jobs
+from scipy.stats import ttest_1samp
 
+from bench.campaigns import CAMPAIGNS, campaign_cells
+from bench.plan import NOWHERE
 from bench.report.cells import About, Cell
 from bench.report.collection import collect
 from bench.report.latex import table_source
@@ -18,9 +21,11 @@ from bench.report.paper import paper_rows
 from bench.report.recount import recount
 from bench.report.table import FIELDS, Row, Table
 from bench.report.tables import all_tables
+from bench.report.tables.ablations import aux_sweep
 from bench.report.tables.class_calibration import class_calibration
 from bench.report.tables.depth import depth_choice
 from bench.report.tables.main_results import difference, main_differences, main_results
+from bench.report.tables.plus import plus_controls, plus_parts
 from bench.report.tables.settings import SHOWN, same
 from bench.report.tables.timing import training_time
 from bench.report.tables.uncertainty import paired_tests
@@ -367,3 +372,73 @@ def test_classes_are_calibrated_from_stored_scores(tmp_path: Path) -> None:
     runs = collection(made, folder=tmp_path)
     cells = [c for c in class_calibration(runs).cells() if c.mean is not None]
     assert [(c.about.variant, c.mean) for c in cells] == [("calibrated", 100.0), ("gain", 100.0)]
+
+
+def test_controls_pair_the_variant_with_nct_on_the_same_data() -> None:
+    made = []
+    for cell in campaign_cells(CAMPAIGNS["plus-controls"], ("cmnist",), NOWHERE):
+        if "biased_val" in cell.variant.name:
+            for job in cell.jobs[: 3 if cell.method == "nct" else 2]:
+                gain = (2.0 + job.seed) if cell.method == "nct_plus" else 0.0
+                made.append(record(job, 70.0 + job.seed + gain))
+    published, cnc, biased = plus_controls(collection(*made)).rows
+    assert {cell.reason for row in (published, cnc) for cell in row.cells} == {
+        "not run",
+        "no shared seeds",
+    }
+    plain, plus, gain = biased.cells
+    assert (plain.mean, plain.n, plus.mean, plus.n) == (71.0, 3, 73.0, 2)
+    assert (gain.mean, gain.n, gain.text()) == (2.5, 2, "+2.5")  # of seeds 0 and 1: 2 and 3
+    low, high = ttest_1samp([2.0, 3.0], 0).confidence_interval(0.95)
+    assert (gain.ci_low, gain.ci_high) == pytest.approx((low, high))
+    assert set(gain.run_ids) == {one["run_id"] for one in made if one["seed"] < 2}
+    assert f"95%: {low:+.1f} to {high:+.1f}" == gain.note
+
+
+def test_a_gain_that_is_the_same_on_every_seed_has_no_interval() -> None:
+    cells = campaign_cells(CAMPAIGNS["plus-controls"], ("cmnist",), NOWHERE)
+    made = [record(job, 0.0) for cell in cells if cell.is_default for job in cell.jobs]
+    gain = plus_controls(collection(*made)).rows[0].cells[-1]
+    assert (gain.mean, gain.n, gain.ci_low) == (0.0, 5, None)
+    assert gain.note == "the same on every seed"
+
+
+def test_parts_are_compared_with_the_whole_on_the_same_seeds() -> None:
+    made = []
+    for cell in campaign_cells(CAMPAIGNS["plus-parts"], ("cmnist",), NOWHERE):
+        if cell.is_default or cell.variant.name == "nct_plus.mixup=0.0":
+            less = 0.0 if cell.is_default else 4.0
+            made += [record(job, 80.0 + job.seed - less * job.seed) for job in cell.jobs]
+    table = plus_parts(collection(*made))
+    assert [column.group for column in table.columns] == ["CMNIST (WGA)"] * 2
+    by_part = {row.header[0]: row.cells for row in table.rows}
+    whole, itself = by_part["All parts"]
+    assert (whole.mean, whole.n, itself.text()) == (82.0, 5, "-")
+    mean, difference = by_part["No mixup"]
+    # The sweep has seeds 0, 1 and 2: 80, 77 and 74 against 80, 81 and 82.
+    assert (mean.mean, mean.n, difference.mean, difference.n) == (77.0, 3, -4.0, 3)
+    assert difference.text() == "-4.0"
+    assert {cell.reason for cell in by_part["No averaging"]} == {"not run", "no shared seeds"}
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
+    assert Cell("measured", mean=-0.02, signed=True).text() == "+0.0"
+    assert Cell("measured", mean=-0.02).text() == "0.0"
+    assert Cell("measured", mean=-0.06, signed=True).text() == "-0.1"
+
+
+@pytest.mark.parametrize(("ours", "word"), [(61.2, "within"), (80.0, "above"), (40.0, "below")])
+def test_ablations_are_judged_as_the_paper_selects(ours: float, word: str) -> None:
+    """The paper has 61.2 +- 16.0 at a weight of 0.5."""
+    swept = variant_jobs("ablation-aux", "aux_weight=0.5", "cmnist")
+    made = [record(job, ours) for job in swept]
+    notes = {
+        row.header[1]: cell.note
+        for row in aux_sweep(collection(*made)).rows
+        for cell in row.cells
+        if cell.mean is not None and cell.source == "measured"
+    }
+    assert notes == {
+        "measured, better of 2 and 3 (test-selected)": word,
+        "measured, depth rule": "",
+    }

@@ -9,8 +9,7 @@ import pytest
 from report_records import record
 
 from bench.files import to_json
-from bench.plan import Request, expand
-from bench.report.collection import NOWHERE
+from bench.plan import NOWHERE, Request, expand
 from bench.sharing import expected_totals, stage_seconds
 from bench.store import Store
 

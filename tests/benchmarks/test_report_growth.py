@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 from bench.files import to_json
-from bench.plan import Request, expand
-from bench.report.collection import NOWHERE, Collection, classify
+from bench.plan import NOWHERE, Request, expand
+from bench.report.collection import Collection, classify
 from bench.report.render import write_report
 from bench.store import Store
 

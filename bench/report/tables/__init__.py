@@ -13,7 +13,6 @@ from bench.report.tables.ablations import (
     abl_split,
     ablation_trainable,
     aux_sweep,
-    plus_parts,
 )
 from bench.report.tables.calibration import cmnist_calibration, logit_stats, margins
 from bench.report.tables.captures import capture_rates
@@ -22,6 +21,7 @@ from bench.report.tables.data_facts import dataset_summary, group_distributions
 from bench.report.tables.depth import depth_ablation, depth_choice, depth_diagnostics, pwga_corr
 from bench.report.tables.main_results import main_differences, main_results
 from bench.report.tables.others import left_out, trials
+from bench.report.tables.plus import plus_controls, plus_parts
 from bench.report.tables.settings import hyperparams, preprocessing
 from bench.report.tables.timing import training_time
 from bench.report.tables.uncertainty import paired_tests, worst_group_uncertainty
@@ -60,6 +60,7 @@ def all_tables(runs: Collection, data_root: Path) -> list[Table]:
         aux_sweep(runs),
         abl_sampling(runs),
         plus_parts(runs),
+        plus_controls(runs),
         trials(runs),
         left_out(runs),
     ]

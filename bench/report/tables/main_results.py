@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.report.cells import DIGITS, About, Cell, averaged, empty
+from bench.report.cells import About, Cell, averaged, empty
 from bench.report.collection import FIRST_PRESET, Collection
 from bench.report.machines import machines
 from bench.report.names import (
@@ -16,7 +16,7 @@ from bench.report.names import (
     dataset_name,
     method_name,
 )
-from bench.report.paper import main_cells
+from bench.report.paper import main_cells, verdict
 from bench.report.table import OWN_RULE, SEEDS_SPREAD, Column, Row, Side, Table
 from bench.report.tiers import Tier, tiers
 
@@ -120,21 +120,10 @@ def difference(measured: Cell, paper: Cell | None) -> Cell:
         return replace(measured, reason=reason)
     if paper is None or paper.mean is None:
         return empty(measured.about, "not in the paper")
-    spread = paper.std if paper.std is not None else measured.std
-    gap = measured.mean - paper.mean
-    # The paper rounds its means, so a gap below half a unit of its last digit is none.
-    slack = 0.5 * 10 ** -DIGITS.get(measured.about.metric, 1)
-    if spread is None:
-        verdict = "no spread to compare with"
-    elif abs(gap) <= spread + slack:
-        verdict = "within"
-    else:
-        verdict = "above" if gap > 0 else "below"
     interval = (measured.ci_low, measured.ci_high)
     low, high = (None if bound is None else bound - paper.mean for bound in interval)
-    return replace(
-        measured, mean=gap, std=None, ci_low=low, ci_high=high, note=verdict, signed=True
-    )
+    gap, word = measured.mean - paper.mean, verdict(measured, paper)
+    return replace(measured, mean=gap, std=None, ci_low=low, ci_high=high, note=word, signed=True)
 
 
 def _paper_cell(
