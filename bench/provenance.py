@@ -27,6 +27,7 @@ LIBRARIES = (
     "pandas",
 )
 SOURCE = ("bench", "methods", "datasets", "pyproject.toml")
+CODE = (".py", ".toml")
 SUBMITTED = "submitted.json"  # in a copy of the tree that was made for queued jobs: its commit
 
 
@@ -42,6 +43,16 @@ def git_state() -> dict[str, Any]:
     commit = _git(root, "rev-parse", "HEAD")
     changes = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *SOURCE)
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def source_stamp() -> frozenset[tuple[str, int]]:
+    """Stamp the code and presets on disk, to tell whether somebody has changed them since."""
+    root = Path(bench.__file__).parents[1]
+    files = (path for name in SOURCE for path in (root / name).rglob("*"))
+    try:
+        return frozenset((str(f), f.stat().st_mtime_ns) for f in files if f.suffix in CODE)
+    except OSError:  # a file went away while we looked: they are being changed
+        return frozenset()
 
 
 def _git(root: Path, *arguments: str) -> str | None:

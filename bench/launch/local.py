@@ -21,21 +21,19 @@ from bench.execute import Machine
 from bench.launch.worker import (
     WorkerDied,
     how_it_died,
-    kept_bytes,
+    keeps_much,
     kills_for_memory,
     not_for_workers,
     serve,
 )
 from bench.plan import Job
+from bench.provenance import source_stamp
 from bench.records import failed_record
 from bench.store import Store
 from datasets.errors import BenchError
 from methods.backbones import LENETS
 
 RETRY_SECONDS = 2.0  # how often to look again at a job that another launcher is running
-# A worker that keeps more than this after a run is replaced: what compiled code holds for good (a
-# gigabyte after UMAP) and what was freed but not given back would count as the next run's.
-KEPT_BYTES = 768 * 2**20
 
 
 class Watcher(Protocol):
@@ -99,6 +97,7 @@ def run_local(
     records: list[dict[str, Any]] = []
     crew: list[Worker] = []
     machines = _shares(machine, workers)
+    code = source_stamp()
     try:
         while waiting or any(worker.job for worker in crew):
             _hand_out(waiting, crew, machines, watcher, tries)
@@ -117,7 +116,12 @@ def run_local(
                 died = not worker.process.is_alive()
                 if died:
                     crew.remove(worker)
-                elif record.get("device") == "cpu" and kept_bytes(worker.process.pid) > KEPT_BYTES:
+                elif (
+                    waiting
+                    and record.get("device") == "cpu"
+                    and keeps_much(worker.process.pid)
+                    and source_stamp() == code  # a new worker would import what was edited since
+                ):
                     crew.remove(worker)
                     _end([worker])
                 if _once_more(record, tries[job.run_id]):

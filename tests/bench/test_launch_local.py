@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import sys
@@ -13,7 +14,9 @@ import pandas as pd
 import pytest
 import torch
 
+from bench import provenance
 from bench.execute import Machine, execute
+from bench.launch import local
 from bench.launch.local import default_workers, run_local
 from bench.lease import Lease
 from bench.plan import Job, Request, expand
@@ -150,15 +153,36 @@ def test_a_crash_costs_one_run(crashing: str, digits_root: Path, tmp_path: Path)
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process keeps")
+@pytest.mark.parametrize("edited", [False, True])
 def test_a_worker_that_keeps_much_memory_is_replaced(
-    crashing: str, digits_root: Path, tmp_path: Path
+    crashing: str, digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: bool
 ) -> None:
-    """A run's peak memory has little of what ran before it."""
+    """A run's peak memory has little of what ran before it, unless the code was edited since."""
+    stamps = ({("erm.py", when)} for when in itertools.count()) if edited else itertools.repeat({})
+    monkeypatch.setattr(local, "source_stamp", lambda: next(stamps))
     jobs = jobs_of(crashing, digits_root, (0, 1), keep_on="0")
     first, second = run_local(jobs, Machine(digits_root, tmp_path / "results"), 1, Notes())
     assert first["status"] == second["status"] == "done"
-    assert first["peak_memory_bytes"] > 10**9 > second["peak_memory_bytes"]
+    assert first["peak_memory_bytes"] > 10**9
+    assert (second["peak_memory_bytes"] > 10**9) == edited
     assert not multiprocessing.active_children()
+
+
+def test_the_stamp_of_the_code_changes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "methods" / "presets").mkdir(parents=True)
+    monkeypatch.setattr(provenance.bench, "__file__", str(tmp_path / "bench" / "__init__.py"))
+    preset = tmp_path / "methods" / "presets" / "umnist.toml"
+    stamps = [provenance.source_stamp()]
+    for content in ("lr = 1", "lr = 2"):
+        preset.write_text(content)
+        os.utime(preset, ns=(len(stamps), len(stamps)))
+        stamps.append(provenance.source_stamp())
+    (tmp_path / "methods" / "notes.pyc").write_text("")
+    assert provenance.source_stamp() == stamps[-1]
+    assert len(set(stamps)) == 3
 
 
 def test_a_crash_does_not_replace_a_good_record(
