@@ -86,8 +86,8 @@ def plus_controls(runs: Collection) -> Table:
         notes=(
             "Biased validation takes more away than the calibration's labels: conflicting cells "
             "have one or two images, too few to count in the cell-pWGA that chooses the checkpoint "
-            "of NCT+, and NCT's pWGA2 counts only leaves that some image reaches, so that a tree "
-            "which sends all images to easy leaves looks good to both.",
+            "of NCT+, and NCT's pWGA2 counts only leaves that some image reaches, so that neither "
+            "need notice a tree that tells no conflicting image apart.",
         ),
         in_paper=False,
     )
