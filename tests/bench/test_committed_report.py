@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,25 @@ def test_the_committed_page_shows_every_published_run() -> None:
     published = collect(Store(RESULTS)).of_kind("published")
     assert published
     assert [run.run_id for run in published if run.run_id not in page] == []
+
+
+def git(*words: str) -> str:
+    """Ask git about this repository."""
+    done = subprocess.run(
+        ["git", "-C", RESULTS, *words], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(not (RESULTS.parent / ".git").exists(), reason="not a git checkout")
+def test_the_code_of_every_committed_run_is_in_the_history() -> None:
+    if git("rev-parse", "--is-shallow-repository").strip() == "true":
+        pytest.skip("a shallow clone does not have the history")
+    history = set(git("rev-list", "HEAD").split())
+    records = list(Store(RESULTS).records())
+    assert records
+    lost = [r["run_id"] for r in records if r["git"]["commit"] not in history or r["git"]["dirty"]]
+    assert lost == []
 
 
 def committed(table: str) -> list[dict[str, str]]:
