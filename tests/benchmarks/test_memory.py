@@ -15,15 +15,6 @@ from datasets import standins
 RUNS = Path(__file__).parents[2] / "results" / "runs"
 RECORDS = sorted(RUNS.glob("*/record.json"))
 TWO_GIGABYTES = 2 * 10**9
-# These came from workers that ran GEORGE too, before such workers were replaced: most likely a
-# gigabyte that UMAP's compiled code holds for good is in their figure. Run again, they lose this.
-AFTER_GEORGE = {
-    *("cnc-umnist-s2-b021364610", "cnc-umnist-s3-ff42f86f7c", "cnc-umnist-s4-6af640ee1c"),
-    *("dfr-umnist-s3-d82838de4c", "dfr-umnist-s4-72a1e201aa"),
-    *("eiil-umnist-s2-d6d0e1daf3", "eiil-umnist-s3-3659c37d28", "eiil-umnist-s4-72a11bdce4"),
-    *("exmap-umnist-s3-e1972b2bfd", "exmap-umnist-s4-56bc3d572a"),
-    *("george-umnist-s3-264f5c4195", "george-umnist-s4-48798b81cc"),
-}
 FEW, MANY = 100, 800
 # Not getrusage: its peak starts from that of the process that started this one.
 EPOCHS = """
@@ -60,8 +51,6 @@ def test_a_run_on_digits_stays_below_two_gigabytes(path: Path) -> None:
     record: dict[str, Any] = json.loads(path.read_text())
     if record["dataset"] not in ("umnist", "cmnist"):
         pytest.skip("not on digits")
-    if record["run_id"] in AFTER_GEORGE and record["git"]["commit"].startswith("fbbdd367"):
-        pytest.skip("measured with what an earlier run had left in its process")
     assert 0 < record["peak_memory_bytes"] < TWO_GIGABYTES
 
 
