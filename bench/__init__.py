@@ -1,3 +1,64 @@
-"""The harness: what runs, where it runs, what is kept, what is shown."""
+"""Robust image classification under spurious correlations: run, compare and cite methods.
 
-__version__ = "0.1.0"
+    import bench
+
+    grid = bench.plan(methods="nct,jtt", datasets="cmnist", seeds=3)   # what would be run
+    grid = bench.run(methods="erm", datasets="cmnist", seeds=1)        # run what is missing
+    table = bench.load_results("published")                            # results as a DataFrame
+    model = bench.load_model("nct-cmnist-s0")                          # a model that was kept
+    page = bench.report("report", published=True)                      # tables, figures, one page
+
+The functions are in `bench.api`; they are loaded when they are first used, so that importing
+`bench` takes no time.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.api import load_model, load_results, plan, report, run, tune
+
+__all__ = ["load_model", "load_results", "plan", "report", "run", "tune"]
+
+
+def __getattr__(name: str) -> object:
+    """Load one of the functions of `bench.api`."""
+    if name not in __all__:
+        raise AttributeError(f"module 'bench' has no attribute '{name}'")
+    check_datasets_package()
+    from bench import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+def check_datasets_package() -> None:
+    """Raise `ImportError` if another package called `datasets`, Hugging Face's say, hides ours.
+
+    Ours lies beside `bench`. Where both were installed into one place, the later one has
+    overwritten files of the earlier: then `datasets/__init__.py` shows whose it is, since ours has
+    no code in it.
+    """
+    ours = Path(__file__).resolve().parents[1] / "datasets"
+    spec = find_spec("datasets")
+    folders = [*(spec.submodule_search_locations or [])] if spec is not None else []
+    found = folders[0] if folders else spec.origin if spec is not None else None
+    if found is not None and Path(found).resolve() == ours:
+        if (ours / "__init__.py").read_text(encoding="utf-8").startswith('"""'):
+            return
+        problem = f"another package called 'datasets' has overwritten ours in {ours}"
+    elif found is not None:
+        problem = f"another package called 'datasets' is found instead of ours: {found}"
+    else:
+        problem = f"our package 'datasets' is missing: it should be in {ours}"
+    raise ImportError(
+        f"{problem}\n  -> give nct-bench a virtual environment of its own, or run `pip uninstall "
+        "datasets` and then `pip install --force-reinstall nct-bench`; a folder or file of your "
+        "own that is called datasets has to be out of Python's search path"
+    )

@@ -1,12 +1,17 @@
-"""What the harness lends to a fit: seeds, stages, checkpoints, clocks, progress, and the audit."""
+"""What the harness lends to a fit: seeds, stages, checkpoints, clocks, progress, and the audit.
+
+It lives in the process that fits, and holds nothing that a fit may not see: the audit and the
+progress leave it through two callables.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +20,15 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from bench.audit import AuditLink
-from bench.files import (
+from bench.job import Job
+from bench.process import CpuClock
+from bench.provenance import GitState, environment, git_state
+from bench.record import StageCost, read_part, to_plain
+from datasets.base import GroupLabelsHidden, Task
+from datasets.catalogue import get_dataset
+from datasets.config import Values, identity_values
+from datasets.errors import BenchError
+from datasets.files import (
     append_line,
     atomic_file,
     atomic_folder,
@@ -25,201 +37,311 @@ from bench.files import (
     storage_errors,
     to_json,
 )
-from bench.lease import Lease
-from bench.provenance import environment, git_state
-from bench.pruning import Pruned
-from bench.seeds import derive_seed
-from bench.spent import Spent as Spent  # part of the accounts that this module keeps
-from datasets.config import as_plain
-from methods.base import Context, SharedStage, StageResult
+from datasets.lock import Lock
+from methods.base import Context, Stage, StageResult, Supervision
 
-Report = Callable[[dict[str, Any]], None]
+ProgressCallback = Callable[[Values], str | None]
+"""Called with how far the work has come; a text asks the fit to stop, and says why."""
+AuditCallback = Callable[[str, Values, Tensor, nn.Module], None]
+"""Called with the key of the run or stage, the place in it, validation outputs and the model."""
+HistoryRow = dict[str, object]
+ROW_KEY = ("stage", "iteration", "phase", "epoch")
+
+
+class FitStopped(BenchError):
+    """The launcher asked the fit to stop; nothing is wrong with it."""
+
+    kind = "pruned"
+
+
+def derive_seed(root: int, *names: str | int) -> int:
+    """Derive a seed below 2^63 from a root seed and a path of names.
+
+    Streams do not depend on the method or on the order in which they are asked for, so that a stage
+    shared by two methods is the same in both, and resuming needs no saved random state.
+    """
+    path = "/".join(str(name) for name in (root, *names))
+    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") >> 1
+
+
+def stage_scope(job: Job) -> dict[str, object]:
+    """Return what, besides its own configuration and seed, a stage of this job depends on.
+
+    The labels are those that the protocol pins, so that an address follows from the job alone; a
+    stage notes the digest of those it saw, and is not used with others.
+    """
+    config = job.identity["config"]
+    assert isinstance(config, Mapping)
+    pinned = get_dataset(job.dataset).facts(job.dataset_config()).label_digest
+    known = pinned is not None and not job.quick and not job.standin
+    return {
+        "fingerprint": job.fingerprint,
+        "labels": pinned if known else "",
+        "dataset": config["dataset"],
+        "backbone": config["backbone"],
+        "quick": job.quick,
+    }
+
+
+def stage_identity(scope: Values, stage: Stage, seed: int) -> dict[str, object]:
+    """Return all that a stage's result depends on; the digest of it is the stage's address."""
+    own = {"stage": stage.name, "version": stage.version, "config": identity_values(stage.config)}
+    needs = {name: True for name, needed in vars(stage.needs).items() if needed}
+    return {**scope, **own, **({"needs": needs} if needs else {}), "seed": seed}
+
+
+def stage_address(job: Job, stage: Stage) -> str:
+    """Return the name under which a stage that a job asks for is kept."""
+    return f"{stage.name}-{digest(stage_identity(stage_scope(job), stage, job.seed))}"
 
 
 @dataclass(frozen=True)
-class RunScope:
+class RunSettings:
     """What every part of one run has in common.
 
     Attributes:
-        meaning: what, besides its own configuration, a stage's result depends on.
+        scope: what, besides its own configuration, a stage's result depends on.
+        supervision: what the run may see; a stage may not need more.
         not_before: stages written before this time are computed again.
-        cores: how many the run may keep busy.
+        code: digest of the code at work; a checkpoint of other code is not taken up.
     """
 
     run_id: str
     seed: int
     device: torch.device
-    meaning: dict[str, Any]
+    scope: Values
     stages: Path
-    report: Report
-    audit: AuditLink
+    supervision: Supervision = field(default_factory=Supervision)
+    label_digest: str = ""
     not_before: float = 0.0
     cores: int = 1
+    code: str = ""
 
 
 @dataclass
-class Part:
-    """The accounts of a run or of one stage of it."""
+class StageAccount:
+    """The account of a run or of one stage of it: what it took, and where its checkpoints are."""
 
-    record: str
+    key: str
     folder: Path
-    before: Spent = field(default_factory=Spent)  # by earlier attempts
-    began: Spent = field(default_factory=Spent.now)
-    away: Spent = field(default_factory=Spent)  # in audits and inner stages, which count their own
+    earlier_attempts: CpuClock = field(default_factory=CpuClock)
+    began: CpuClock = field(default_factory=CpuClock.now)
+    excluded: CpuClock = field(default_factory=CpuClock)  # audits, and stages with their own
     image_passes: int = 0
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[HistoryRow] = field(default_factory=list)
     names: set[str] = field(default_factory=set)  # of checkpoints: two with one name would clash
 
-    def elapsed(self) -> Spent:
-        """Count the seconds of this part's own work, over all attempts."""
-        return self.before + Spent.now() - self.began - self.away
+    def elapsed(self) -> CpuClock:
+        """Return the seconds of this account's own work, over all attempts."""
+        return self.earlier_attempts + CpuClock.now() - self.began - self.excluded
+
+    def cost(self, name: str, code: str | None) -> StageCost:
+        """Return what the work took the run that it belongs to."""
+        own = self.elapsed()
+        return StageCost(
+            name=name,
+            key=self.key,
+            seconds_standalone=own.wall,
+            seconds_marginal=own.wall,
+            cpu_seconds=None if math.isnan(own.cpu) else own.cpu,
+            image_passes=self.image_passes,
+            reused=False,
+            git=git_state(),
+            code=code,
+        )
+
+    def history(self) -> list[HistoryRow]:
+        """Collect the history; a row written again after a resume replaces the first."""
+        rows = {_row_key(row): row for row in read_lines(self.folder / "history.jsonl")}
+        return [*self.rows, *({**row, "record": self.key} for row in rows.values())]
+
+    def start_again_unless(self, code: str) -> str:
+        """Discard checkpoints that other code wrote; return a line that says so, or nothing.
+
+        Half a training by one code and half by another would be a run of neither.
+        """
+        mark = self.folder / "code"
+        written = mark.read_text() if mark.is_file() else ""
+        if written == code:
+            return ""
+        left = [*self.folder.glob("*.checkpoint"), *self.folder.glob("history.jsonl")]
+        for path in left:
+            path.unlink(missing_ok=True)
+        with atomic_file(mark) as draft:
+            draft.write_text(code)
+        changed = f"starting again: the code has changed ({written or 'unknown'} -> {code})"
+        return changed if left else ""
 
 
 class RunContext:
     """The context of one part of a run; stages get one of their own."""
 
-    def __init__(self, scope: RunScope, part: Part, stages: list[dict[str, Any]]) -> None:
-        self.scope = scope
-        self.part = part
-        self.stage_records = stages
-        self.device = scope.device
-        self.cores = scope.cores
+    def __init__(
+        self,
+        settings: RunSettings,
+        account: StageAccount,
+        stage_costs: list[StageCost],
+        progress: ProgressCallback | None = None,
+        audit: AuditCallback | None = None,
+    ) -> None:
+        self.settings = settings
+        self.account = account
+        self.stage_costs = stage_costs
+        self.device = settings.device
+        self.cores = settings.cores
+        self._progress = progress
+        self._audit = audit
+        note = account.start_again_unless(settings.code) if settings.code else ""
+        if note:
+            self.report(stage=note, note=note)
 
     def seed(self, *names: str | int) -> int:
         """Derive the seed that belongs to a name."""
-        return derive_seed(self.scope.seed, *names)
+        return derive_seed(self.settings.seed, *names)
 
     def generator(self, *names: str | int) -> torch.Generator:
         """Make a generator on the run's device, seeded by name."""
         return torch.Generator(self.device).manual_seed(self.seed(*names))
 
-    def history(self, where: dict[str, Any], **row: float) -> None:
+    def history(self, where: Values, **row: float) -> None:
         """Keep one line of the training history."""
-        append_line(self.part.folder / "history.jsonl", {**where, **row})
+        append_line(self.account.folder / "history.jsonl", {**where, **row})
 
     def count_passes(self, images: int) -> None:
         """Count images that went through the network."""
-        self.part.image_passes += images
+        self.account.image_passes += images
 
-    def report(self, **progress: Any) -> None:
-        """Tell whoever watches how far the work has come."""
-        began = Spent.now()
-        self.scope.report(progress)
-        self.part.away += Spent.now() - began
+    def report(self, **progress: object) -> None:
+        """Report how far the work has come; raise `FitStopped` if it is asked to stop."""
+        if self._progress is None:
+            return
+        began = CpuClock.now()
+        reason = self._progress(progress)
+        self.account.excluded += CpuClock.now() - began
+        if reason is not None:
+            raise FitStopped(reason)
 
-    def audit(self, where: dict[str, Any], val_outputs: Tensor, module: nn.Module) -> None:
-        """Let the harness look at the model; its time is not the method's."""
-        began = Spent.now()
-        self.scope.audit.look(self.part.record, where, val_outputs, module)
-        self.part.away += Spent.now() - began
+    def audit(self, where: Values, val_outputs: Tensor, module: nn.Module) -> None:
+        """Show the harness the model; its time is not the method's."""
+        if self._audit is None:
+            return
+        began = CpuClock.now()
+        self._audit(self.account.key, where, val_outputs, module)
+        self.account.excluded += CpuClock.now() - began
 
     def save(self, name: str, state: dict[str, Any]) -> None:
-        """Write a checkpoint of the current part, atomically, with its accounts."""
-        began = Spent.now()
-        spent = self.part.elapsed()
-        accounts = {
-            "seconds": spent.wall,
-            "cpu_seconds": spent.cpu,
-            "image_passes": self.part.image_passes,
-        }
+        """Write a checkpoint of the current part, atomically, with its account."""
+        began = CpuClock.now()
+        spent, passes = self.account.elapsed(), self.account.image_passes
+        accounts = {"seconds": spent.wall, "cpu_seconds": spent.cpu, "image_passes": passes}
         # Through memory: torch reports a full disk in a way that cannot be told from a defect.
         content = io.BytesIO()
         torch.save({"state": state, "accounts": accounts}, content)
-        with atomic_file(self.part.folder / f"{name}.checkpoint") as draft:
+        with atomic_file(self.account.folder / f"{name}.checkpoint") as draft:
             draft.write_bytes(content.getbuffer())
-        self.part.away += Spent.now() - began
+        self.account.excluded += CpuClock.now() - began
 
     def restore(self, name: str) -> dict[str, Any] | None:
-        """Read back a checkpoint of the current part, and take up its accounts."""
-        if name in self.part.names:
+        """Read back a checkpoint of the current part, and take up its account."""
+        if name in self.account.names:
             raise RuntimeError(f"two trainings of one fit are called '{name}'; give each its own")
-        self.part.names.add(name)
-        path = self.part.folder / f"{name}.checkpoint"
+        self.account.names.add(name)
+        path = self.account.folder / f"{name}.checkpoint"
         if not path.is_file():
             return None
         saved = torch.load(path, map_location=self.device, weights_only=True)
         accounts = saved["accounts"]
-        if accounts["image_passes"] > self.part.image_passes:
-            self.part.before = Spent(accounts["seconds"], accounts.get("cpu_seconds", math.nan))
-            self.part.image_passes = accounts["image_passes"]
-            self.part.began, self.part.away = Spent.now(), Spent()
+        if accounts["image_passes"] > self.account.image_passes:
+            spent = CpuClock(accounts["seconds"], accounts.get("cpu_seconds", math.nan))
+            self.account.earlier_attempts = spent
+            self.account.image_passes = accounts["image_passes"]
+            self.account.began, self.account.excluded = CpuClock.now(), CpuClock()
         state: dict[str, Any] = saved["state"]
         return state
 
     def stage(
-        self, name: str, config: Any, compute: Callable[[Context], StageResult], version: int
+        self, stage: Stage, task: Task, compute: Callable[[Task, Context], StageResult]
     ) -> StageResult:
         """Compute a piece of work once for every job that asks for the same one.
 
-        Its address is what it means: data, configuration, seed. Its checkpoints belong to it
-        rather than to the run, so that any job can take up what a killed one left.
+        Its address is its identity: data, configuration, seed, and the supervision it needs. Its
+        checkpoints belong to it rather than to the run, so that any job can take up what a killed
+        one left. It is computed on a task that shows what it needs and no more.
         """
-        began = Spent.now()
-        stage = SharedStage(name, config, version)
-        meaning = stage_meaning(self.scope.meaning, stage, self.scope.seed)
-        key = digest(meaning)
-        path = self.scope.stages / f"{name}-{key}"
+        began = CpuClock.now()
+        if not self.settings.supervision.covers(stage.needs):
+            raise GroupLabelsHidden(
+                f"the stage '{stage.name}' needs group labels that this method's tier does not "
+                "grant",
+                "choose a selection rule for it that needs none, or declare the supervision",
+            )
+        identity = stage_identity(self.settings.scope, stage, self.settings.seed)
+        path = self.settings.stages / f"{stage.name}-{digest(identity)}"
         with storage_errors(path):
-            self.scope.stages.mkdir(parents=True, exist_ok=True)
+            self.settings.stages.mkdir(parents=True, exist_ok=True)
         if not self._usable(path):
-            with Lease(path.with_name(f"{path.name}.lock")).hold(wait=True):
+            with Lock(path.with_name(f"{path.name}.lock")).hold(wait=True):
                 if not self._usable(path):
-                    self._compute_stage(path, meaning, compute)
-        result, facts = _read_stage(path)
+                    narrowed = task.narrowed(
+                        train_groups=stage.needs.train_groups, val_groups=stage.needs.val_groups
+                    )
+                    self._compute_stage(path, identity, narrowed, compute)
+        stored = StoredStage.read(path)
+        self.account.excluded += CpuClock.now() - began
+        self.account.rows.extend(stored.history)
         # A run that was killed after it computed a stage did compute it.
-        reused = facts["computed_by"] != self.scope.run_id
-        self.part.away += Spent.now() - began
-        self.part.rows.extend(facts["history"])
-        self.stage_records += [_charged(inner, reused) for inner in facts["stages"]]
-        record = {
-            "name": name,
-            "key": key,
-            "seconds_standalone": facts["seconds"],
-            "seconds_marginal": facts["seconds"],
-            "cpu_seconds": facts.get("cpu_seconds"),
-            "image_passes": facts["image_passes"],
-            "reused": False,
-            "git": facts["git"],
-        }
-        self.stage_records.append(_charged(record, reused))
-        return result
+        if stored.computed_by == self.settings.run_id:
+            self.stage_costs += stored.costs
+        else:
+            self.stage_costs += [cost.reused_copy() for cost in stored.costs]
+        return stored.result
 
     def _usable(self, path: Path) -> bool:
-        """Tell whether the stage is there, and not older than a rerun of everything wants it."""
+        """Return whether the stage is there, new enough, and made from the labels at hand."""
+        file = path / "stage.json"
         try:
-            return (path / "stage.json").stat().st_mtime >= self.scope.not_before
+            new_enough = file.stat().st_mtime >= self.settings.not_before
+            seen = json.loads(file.read_text()).get("label_digest")
         except FileNotFoundError:
             return False
+        return new_enough and seen in (None, self.settings.label_digest)
 
     def _compute_stage(
-        self, path: Path, meaning: dict[str, Any], compute: Callable[[Context], StageResult]
+        self,
+        path: Path,
+        identity: Values,
+        task: Task,
+        compute: Callable[[Task, Context], StageResult],
     ) -> None:
         work = path.with_name(f"{path.name}.work")
-        began = Spent.now()
-        part = Part(path.name, work)
-        inner = RunContext(self.scope, part, [])
+        began = CpuClock.now()
+        account = StageAccount(path.name, work)
+        inner = RunContext(self.settings, account, [], self._progress, self._audit)
         threads = torch.get_num_threads()
         try:
-            result = compute(inner)
+            result = compute(task, inner)
         except Exception as stopped:  # it did cost what it did
-            self.stage_records += [*inner.stage_records, part_record("unfinished", part)]
-            self.part.away += Spent.now() - began
-            if isinstance(stopped, Pruned):  # nobody will ask for the rest of it
+            unfinished = account.cost("unfinished", self.settings.code or None)
+            self.stage_costs += [*inner.stage_costs, unfinished]
+            self.account.excluded += CpuClock.now() - began
+            if isinstance(stopped, FitStopped):  # the rest of it will never be asked for
                 shutil.rmtree(work, ignore_errors=True)
             raise
         finally:
             torch.set_num_threads(threads)  # libraries that limit them may give back too many
-        spent = part.elapsed()
+        spent = account.elapsed()
         facts = {
-            "meaning": meaning,
-            "computed_by": self.scope.run_id,
-            "git": git_state(),
-            "environment": environment(),
+            "identity": identity,
+            "label_digest": self.settings.label_digest,
+            "computed_by": self.settings.run_id,
+            "git": vars(git_state()),
+            "code": self.settings.code or None,
+            "environment": to_plain(environment()),
             "seconds": spent.wall,
             "cpu_seconds": spent.cpu,
-            "image_passes": part.image_passes,
-            "history": history_rows(part),
-            "stages": inner.stage_records,
+            "image_passes": account.image_passes,
+            "history": account.history(),
+            "stages": [to_plain(cost) for cost in inner.stage_costs],
             "facts": result.facts,
         }
         with atomic_folder(path) as draft:
@@ -229,51 +351,44 @@ class RunContext:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def part_record(name: str, part: Part) -> dict[str, Any]:
-    """Say what a part cost the run that it belongs to."""
-    own = part.elapsed()
-    return {
-        "name": name,
-        "key": part.record,
-        "seconds_standalone": own.wall,
-        "seconds_marginal": own.wall,
-        "cpu_seconds": own.cpu,
-        "image_passes": part.image_passes,
-        "reused": False,
-        "git": git_state(),
-    }
+@dataclass(frozen=True)
+class StoredStage:
+    """A finished stage on disk; its costs are those to the run that computed it."""
+
+    result: StageResult
+    computed_by: str
+    history: tuple[HistoryRow, ...]
+    costs: tuple[StageCost, ...]
+
+    @staticmethod
+    def read(path: Path) -> StoredStage:
+        """Read it."""
+        raw = json.loads((path / "stage.json").read_text())
+        name, _, key = path.name.rpartition("-")
+        own = StageCost(
+            name=name,
+            key=key,
+            seconds_standalone=raw["seconds"],
+            seconds_marginal=raw["seconds"],
+            cpu_seconds=raw.get("cpu_seconds"),
+            image_passes=raw["image_passes"],
+            reused=False,
+            git=read_part(GitState, raw["git"]),
+            code=raw.get("code"),
+        )
+        inner = (read_part(StageCost, cost) for cost in raw["stages"])
+        result = StageResult(load_file(path / "tensors.safetensors"), raw["facts"])
+        return StoredStage(result, raw["computed_by"], tuple(raw["history"]), (*inner, own))
 
 
-def stage_meaning(common: dict[str, Any], stage: SharedStage, seed: int) -> dict[str, Any]:
-    """Say all that a stage's result depends on; the digest of it is the stage's address."""
-    own = {"stage": stage.name, "version": stage.version, "config": as_plain(stage.config)}
-    return {**common, **own, "seed": seed}
-
-
-def _charged(record: dict[str, Any], reused: bool) -> dict[str, Any]:
-    """Charge a stage to the run that computed it; others get it for nothing."""
-    return {**record, "seconds_marginal": 0.0, "reused": True} if reused else record
-
-
-def history_rows(part: Part) -> list[dict[str, Any]]:
-    """Collect a part's history; a row written again after a resume replaces the first."""
-    rows = {_row_key(row): row for row in read_lines(part.folder / "history.jsonl")}
-    return [*part.rows, *({**row, "record": part.record} for row in rows.values())]
-
-
-def with_audit(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+def with_audit(rows: Sequence[HistoryRow], folder: Path) -> list[HistoryRow]:
     """Join to history rows what the audit saw; only after the fit has ended."""
-    seen: dict[Any, dict[str, Any]] = {}
-    for record in {row["record"] for row in rows}:
-        for row in read_lines(folder / f"{record}.jsonl"):
-            seen[record, _row_key(row)] = row
-    return [{**seen.get((row["record"], _row_key(row)), {}), **row} for row in rows]
+    seen: dict[tuple[object, ...], Values] = {}
+    for key in {str(row["record"]) for row in rows}:
+        for row in read_lines(folder / f"{key}.jsonl"):
+            seen[key, *_row_key(row)] = row
+    return [{**seen.get((row["record"], *_row_key(row)), {}), **row} for row in rows]
 
 
-def _row_key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row.get(name) for name in ("stage", "iteration", "phase", "epoch"))
-
-
-def _read_stage(path: Path) -> tuple[StageResult, dict[str, Any]]:
-    facts: dict[str, Any] = json.loads((path / "stage.json").read_text())
-    return StageResult(load_file(path / "tensors.safetensors"), facts["facts"]), facts
+def _row_key(row: Values) -> tuple[object, ...]:
+    return tuple(row.get(name) for name in ROW_KEY)

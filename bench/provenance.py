@@ -3,56 +3,134 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-import torch
-
-import bench
+from datasets.config import Values
 
 LIBRARIES = (
-    "nct-bench",
-    "torch",
-    "torchvision",
-    "timm",
-    "numpy",
-    "scikit-learn",
-    "scipy",
-    "pandas",
+    *("nct-bench", "torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "pandas"),
+    *("pyarrow", "pillow", "umap-learn", "numba", "pynndescent", "zennit", "captum"),
+    *("safetensors", "optuna", "submitit"),
 )
-SOURCE = ("bench", "methods", "datasets", "pyproject.toml")
-CODE = (".py", ".toml")
+"""What may have computed something of a run; the versions are recorded."""
+
+PACKAGES = ("bench", "methods", "datasets", "pyproject.toml")
+COMPUTING = ("runner.py", "fitting.py", "context.py", "evaluation.py")
+"""The files of `bench` that can influence a run's numbers; all of methods and datasets can."""
+SOURCES = (".py", ".toml")
 SUBMITTED = "submitted.json"  # in a copy of the tree that was made for queued jobs: its commit
 
 
+@dataclass(frozen=True)
+class GitState:
+    """The commit of a source tree, and whether the code differs from it."""
+
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A machine and the libraries on it."""
+
+    python: str = ""
+    platform: str = ""
+    processor: str = ""
+    gpu: str | None = None
+    cuda: str | None = None
+    libraries: Mapping[str, str | None] = field(default_factory=dict)
+    extra: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """The distribution that a method or dataset from outside this repository came with.
+
+    The digest is of the files of the package that holds it.
+    """
+
+    distribution: str
+    version: str | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a run came about.
+
+    Attributes:
+        seed_tree: the root seed, and how every stream derives from it.
+        label_digest: of the labels of all splits, as they were loaded.
+        code: digest of the sources that computed it; none in records of schema 1.
+    """
+
+    command: str = ""
+    seed_tree: Values = field(default_factory=dict)
+    device: str | None = None
+    threads: int | None = None
+    label_digest: str | None = None
+    environment: Environment = field(default_factory=Environment)
+    git: GitState = field(default_factory=GitState)
+    code: str | None = None
+    plugin: Plugin | None = None
+
+    def hardware(self) -> str:
+        """Return the kind of machine; times of two kinds do not compare."""
+        name = self.environment.processor if self.device == "cpu" else self.device
+        return f"{name}, {self.threads} thread{'s' if (self.threads or 1) > 1 else ''}"
+
+
+def source_root() -> Path:
+    """Return the folder that holds the packages."""
+    return Path(__file__).parents[1]
+
+
 @cache
-def git_state() -> dict[str, Any]:
-    """Name the commit of the source tree, and whether the code differs from it."""
-    root = Path(bench.__file__).parents[1]
+def git_state() -> GitState:
+    """Return the commit of the source tree, and whether the code differs from it."""
+    root = source_root()
     if (root / SUBMITTED).exists():
-        submitted: dict[str, Any] = json.loads((root / SUBMITTED).read_text())
-        return submitted
+        submitted = json.loads((root / SUBMITTED).read_text())
+        return GitState(submitted.get("commit"), submitted.get("dirty"))
     if not (root / ".git").exists():
-        return {"commit": None, "dirty": None}
+        return GitState()
     commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *SOURCE)
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+    changes = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *PACKAGES)
+    return GitState(commit, None if changes is None else bool(changes))
 
 
-def source_stamp() -> frozenset[tuple[str, int]]:
-    """Stamp the code and presets on disk, to tell whether somebody has changed them since."""
-    root = Path(bench.__file__).parents[1]
-    files = (path for name in SOURCE for path in (root / name).rglob("*"))
-    try:
-        return frozenset((str(f), f.stat().st_mtime_ns) for f in files if f.suffix in CODE)
-    except OSError:  # a file went away while we looked: they are being changed
-        return frozenset()
+@cache
+def code_digest() -> str:
+    """Return a digest of the sources that can influence a run's numbers."""
+    root = source_root()
+    files = [root / "bench" / name for name in COMPUTING]
+    files += [path for name in ("methods", "datasets") for path in (root / name).rglob("*")]
+    return _digest_of(files, root)
+
+
+def plugin_info(name: str, module: str) -> Plugin:
+    """Describe the distribution `name` by its version and the files of a module's package."""
+    file = Path(import_module(module.partition(".")[0]).__file__ or "")
+    files = file.parent.rglob("*") if file.name == "__init__.py" else [file]
+    return Plugin(name, _version(name), _digest_of(files, file.parent))
+
+
+def _digest_of(files: Iterable[Path], root: Path) -> str:
+    """Return a digest of the sources among the files."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in files if path.suffix in SOURCES and path.is_file()):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _git(root: Path, *arguments: str) -> str | None:
@@ -66,25 +144,26 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 @cache
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """Describe the machine and the libraries."""
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "cuda": torch.version.cuda,
-        "libraries": {name: _version(name) for name in LIBRARIES},
-    }
+    import torch
+
+    return Environment(
+        python=sys.version.split()[0],
+        platform=platform.platform(),
+        processor=_processor(),
+        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        cuda=torch.version.cuda,
+        libraries={name: _version(name) for name in LIBRARIES},
+    )
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
 
 
 def _version(name: str) -> str | None:
@@ -92,27 +171,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-class PeakMemory:
-    """Peak memory of one run, in a process that may have done others before."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark on Linux
-
-    def read(self) -> int:
-        """Give the peak in bytes: of the GPU where there is one, else of the process."""
-        if self.device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self.device))
-        try:
-            status = Path("/proc/self/status").read_text()
-            line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-            return int(line.split()[1]) * 1024
-        except (OSError, StopIteration):
-            import resource
-
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -12,56 +12,62 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import pandas as pd
-from safetensors.torch import save
-from torch import Tensor
+from bench.record import Failure, Record, Status, Unreadable, read_record
+from datasets.config import Values
+from datasets.errors import BenchError, UsageError
+from datasets.files import atomic_folder, remove_stale_temporaries, storage_errors, to_json
+from datasets.lock import Lock
 
-from bench.files import StorageError, atomic_folder, storage_errors, tidy, to_json
-from bench.lease import Lease
-from bench.sample_tables import write_samples
-from datasets.errors import UsageError
-
-SCHEMA_VERSION = 1
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
+class RunStatus:
+    """How a run was found; one that a cluster has (`submitted`) need not be started."""
+
+    status: Status
+    record: Record | None = None
+    unreadable: Unreadable | None = None
+    submitted: bool = False
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it failed, if it did."""
+        return self.record.failure if self.record and self.status is Status.FAILED else None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it failed only because it was stopped, so that it can simply go on."""
+        return self.failure is not None and self.failure.interrupted
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, or why its record cannot be read."""
+        if self.unreadable is not None:
+            return f"its record cannot be read: {self.unreadable.reason}"
+        return self.failure.message if self.failure is not None else ""
+
+
 class Store:
     """A results folder."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.runs = root / "runs"
+        self.stages = root / "stages"
+        self.work = root / "work"
+        self.audits = root / "audits"
+        self.launches = root / "launches"
 
-    @property
-    def runs(self) -> Path:
-        """Finished and failed runs."""
-        return self.root / "runs"
-
-    @property
-    def stages(self) -> Path:
-        """Stages that several runs share."""
-        return self.root / "stages"
-
-    @property
-    def work(self) -> Path:
-        """What unfinished runs have so far."""
-        return self.root / "work"
-
-    @property
-    def audits(self) -> Path:
-        """What the audit saw of unfinished runs and of shared stages, epoch by epoch."""
-        return self.root / "audits"
-
-    @property
-    def launches(self) -> Path:
-        """What was submitted to a cluster."""
-        return self.root / "launches"
-
-    def written(self, run_id: str) -> float:
-        """Tell when a run's record was written; 0 if it has none."""
+    def record_mtime(self, run_id: str) -> float:
+        """Return when a run's record was written; 0 if it has none."""
         try:
             return (self.runs / run_id / "record.json").stat().st_mtime
         except FileNotFoundError:
@@ -75,46 +81,84 @@ class Store:
             probe = self.work / f".probe-{uuid.uuid4().hex[:8]}"
             probe.write_text("writable")
             probe.unlink()
-            tidy(self.runs)
-            tidy(self.stages)
+            remove_stale_temporaries(self.runs)
+            remove_stale_temporaries(self.stages)
 
-    def lock(self, run_id: str) -> Lease:
-        """Give the lock that whoever executes a run holds."""
-        return Lease(self.work / run_id / "lock")
+    def lock(self, run_id: str) -> Lock:
+        """Return the lock that the process which executes a run holds."""
+        return Lock(self.work / run_id / "lock")
 
-    def look(self, run_id: str) -> tuple[str, dict[str, Any] | None]:
-        """Tell a run's status, and give its record if it has one.
+    def read(self, run_id: str) -> Record | Unreadable | None:
+        """Read a run's record; none if it has none."""
+        return read_record(self.runs / run_id / "record.json")
 
-        The status is done, failed, running, preempted (interrupted, will resume) or missing.
-        """
-        record = self.record(run_id)
-        if record is not None and record["status"] == "done":
-            return "done", record
+    def record(self, run_id: str) -> Record | None:
+        """Read a run's record; none if it has none, or none that can be read."""
+        found = self.read(run_id)
+        return found if isinstance(found, Record) else None
+
+    def run_ids(self) -> list[str]:
+        """List the runs that have a folder."""
+        if not self.runs.is_dir():
+            return []
+        return sorted(path.name for path in self.runs.iterdir() if not path.name.startswith("."))
+
+    def records(self) -> Iterator[Record]:
+        """Read every record that can be read."""
+        for found in self.read_all():
+            if isinstance(found, Record):
+                yield found
+
+    def read_all(self) -> Iterator[Record | Unreadable]:
+        """Read every record, the damaged ones included."""
+        for run_id in self.run_ids():
+            found = self.read(run_id)
+            if found is not None:
+                yield found
+
+    def status_of(self, run_id: str) -> RunStatus:
+        """Return a run's status, with its record if it has one."""
+        found = self.read(run_id)
+        record = found if isinstance(found, Record) else None
+        if record is not None and record.done:
+            return RunStatus(Status.DONE, record)
         if self.lock(run_id).held():
-            return "running", record
+            return RunStatus(Status.RUNNING, record)
         if record is not None:
-            return str(record["status"]), record
-        return "preempted" if self.started(run_id) else "missing", None
+            return RunStatus(record.status, record)
+        if isinstance(found, Unreadable):
+            return RunStatus(Status.MISSING, unreadable=found)
+        return RunStatus(Status.PREEMPTED if self.has_progress(run_id) else Status.MISSING)
 
-    def status(self, run_id: str) -> str:
-        """Tell a run's status."""
-        return self.look(run_id)[0]
+    def statuses(
+        self, run_ids: Iterable[str], submitted: Mapping[str, Status]
+    ) -> dict[str, RunStatus]:
+        """Look at runs, each once; those that a cluster has are as they are there."""
+        return {
+            run_id: RunStatus(submitted[run_id], submitted=True)
+            if run_id in submitted
+            else self.status_of(run_id)
+            for run_id in run_ids
+        }
 
-    def progress(self, run_id: str) -> dict[str, Any]:
-        """Give what a running job last reported."""
-        return _read_json(self.work / run_id / "progress.json") or {}
+    def all_statuses(self, submitted: Mapping[str, Status]) -> dict[str, RunStatus]:
+        """Look at everything in the folder, finished or not."""
+        begun = sorted(path.parent.name for path in self.work.glob("*/progress.json"))
+        found = self.statuses(dict.fromkeys((*self.run_ids(), *submitted, *begun)), submitted)
+        return {n: s for n, s in found.items() if s.status is not Status.MISSING or s.unreadable}
 
-    def record(self, run_id: str) -> dict[str, Any] | None:
-        """Read a run's record, if it has one."""
-        return _read_json(self.runs / run_id / "record.json")
+    def progress(self, run_id: str) -> Values:
+        """Return what a running job last reported."""
+        try:
+            content = json.loads((self.work / run_id / "progress.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Read every record."""
-        if self.runs.is_dir():
-            for folder in sorted(self.runs.iterdir()):
-                record = None if folder.name.startswith(".") else self.record(folder.name)
-                if record is not None:
-                    yield record
+    def matches(self, prefix: str) -> list[str]:
+        """List the runs whose ids begin or end so."""
+        named = [n for n in self.run_ids() if n.startswith(prefix) or n.endswith(prefix)]
+        return [name for name in named if (self.runs / name / "record.json").is_file()]
 
     def find(self, prefix: str) -> str:
         """Find the run whose id begins with `prefix`, or ends with it.
@@ -122,13 +166,12 @@ class Store:
         Of runs that differ by the end of their ids only, the variants of a campaign, the one with
         its preset's settings is meant.
         """
-        names = [p.name for p in self.runs.iterdir()] if self.runs.is_dir() else []
-        names = [name for name in names if (self.runs / name / "record.json").is_file()]
-        matches = [name for name in names if name.startswith(prefix) or name.endswith(prefix)]
-        if prefix in names:
+        matches = self.matches(prefix)
+        if prefix in matches:
             return prefix
         if len(matches) > 1 and len({name.rpartition("-")[0] for name in matches}) == 1:
-            plain = [name for name in matches if not (self.record(name) or {}).get("overrides")]
+            records = {name: self.record(name) for name in matches}
+            plain = [name for name, r in records.items() if r is None or not r.job.overrides]
             matches = plain if len(plain) == 1 else matches
         if len(matches) != 1:
             what = "no run matches" if not matches else f"{len(matches)} runs match"
@@ -138,16 +181,36 @@ class Store:
             )
         return matches[0]
 
+    def history(self, run_id: str) -> pd.DataFrame | None:
+        """Read a run's history, epoch by epoch; none if there is none."""
+        return self._table(run_id, "history")
+
+    def predictions(self, run_id: str, columns: list[str] | None = None) -> pd.DataFrame | None:
+        """Read a run's predictions of validation and test samples; none if there are none."""
+        return self._table(run_id, "predictions", columns)
+
+    def partition(self, run_id: str) -> pd.DataFrame | None:
+        """Read the partition that a run's method inferred; none if there is none."""
+        return self._table(run_id, "partition")
+
+    def _table(
+        self, run_id: str, name: str, columns: list[str] | None = None
+    ) -> pd.DataFrame | None:
+        import pandas as pd
+
+        path = self.runs / run_id / f"{name}.parquet"
+        return pd.read_parquet(path, columns=columns) if path.is_file() else None
+
     def write(
         self,
-        record: dict[str, Any],
+        record: Record,
         history: pd.DataFrame | None = None,
         predictions: pd.DataFrame | None = None,
         partition: pd.DataFrame | None = None,
-        model: dict[str, Tensor] | None = None,
+        model: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Put a run in place, all of it or nothing."""
-        path = self.runs / str(record["run_id"])
+        path = self.runs / record.run_id
         with atomic_folder(path) as draft:
             if history is not None:
                 history.to_parquet(draft / "history.parquet", index=False)
@@ -155,27 +218,53 @@ class Store:
                 if table is not None:
                     write_samples(table, draft / f"{name}.parquet")
             if model is not None:
+                from safetensors.torch import save
+
                 tensors = {k: v.contiguous().cpu() for k, v in model.items()}
                 (draft / "model.safetensors").write_bytes(save(tensors))
-            (draft / "record.json").write_text(to_json(record) + "\n")
+            (draft / "record.json").write_text(to_json(record.to_json()) + "\n")
         return path
 
-    def forget_work(self, run_id: str) -> None:
+    def write_failure(self, failed: Record) -> Record:
+        """Keep the end of a run that could not keep it itself, unless there is a result already.
+
+        Returns the record, with a word on why it could not be written where it could not.
+        """
+        try:
+            existing = self.record(failed.run_id)
+            if existing is None or not existing.done:
+                self.write(failed)
+        except (BenchError, OSError) as unwritable:
+            assert failed.failure is not None
+            message = f"{failed.failure.message}; {unwritable}"
+            return replace(failed, failure=replace(failed.failure, message=message))
+        return failed
+
+    def delete_checkpoints(self, run_id: str) -> None:
         """Delete the checkpoints of a finished run."""
         shutil.rmtree(self.work / run_id, ignore_errors=True)
 
-    def started(self, run_id: str) -> bool:
-        """Tell whether anybody has ever begun with a run that is not done."""
+    def has_progress(self, run_id: str) -> bool:
+        """Return whether a run that is not done was ever begun."""
         return (self.work / run_id / "progress.json").exists()
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise StorageError(
-            f"{path} cannot be read: {error}", f"delete {path.parent} and run the command again"
-        ) from error
-    return content if isinstance(content, dict) else None
+def write_samples(table: pd.DataFrame, path: Path) -> None:
+    """Write a table with a row a sample as parquet, in little room: most of a run's is here.
+
+    Sorted ids are written as differences, and the two bytes of a half-precision score apart, since
+    the first varies little and the second is noise. Nothing is lost. Readers need parquet's format
+    2.11: pyarrow has it from version 17 on, other readers may not know it for half precision yet.
+    """
+    from pandas.api.types import is_float_dtype, is_integer_dtype
+
+    encodings = {str(n): "BYTE_STREAM_SPLIT" for n in table if is_float_dtype(table[n].dtype)}
+    if "id" in table and is_integer_dtype(table["id"].dtype):
+        encodings["id"] = "DELTA_BINARY_PACKED"
+    table.to_parquet(
+        path,
+        index=False,
+        compression="zstd",
+        use_dictionary=[str(name) for name in table if name not in encodings],
+        column_encoding=encodings,
+    )

@@ -1,4 +1,4 @@
-"""Unpacking archives that nobody vouches for: all of an archive or nothing, and nothing outside.
+"""Unpacking archives of unknown origin: all of an archive or nothing, and nothing outside.
 
 An archive from the web may be cut off, may be a quota page, and may name files outside of the
 folder it is unpacked into. Each of these ends in an error that says so, and in no half folder that
@@ -17,7 +17,8 @@ import zlib
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from datasets.errors import BenchError, DataCorrupt
-from datasets.fetch import BLOCK_BYTES, RERUN, disk_errors, looks_like_html, web_page_error
+from datasets.fetch import BLOCK_BYTES, RERUN, looks_like_html, web_page_error
+from datasets.files import DATA, storage_errors
 
 
 def unpack(archive: Path, into: Path) -> None:
@@ -35,7 +36,7 @@ def unpack(archive: Path, into: Path) -> None:
             head = handle.read(512)
         if looks_like_html(head):
             raise web_page_error(archive, archive)
-        with disk_errors(into):
+        with storage_errors(into, DATA):
             staging.mkdir(parents=True)
             unpack_members = _unpack_zip if head[:2] == b"PK" else _unpack_tar
             unpack_members(archive, staging)

@@ -1,8 +1,8 @@
-"""What a dataset is, and what a method may see of it.
+"""What a dataset consists of, and what a method may see of it.
 
-`Facts` are a protocol's constants and need no disk. `LoadedData` is everything, for the harness
-alone. `Task` is what `fit` receives: it is built from copies, so that hidden group labels and the
-test split are not merely out of sight but not reachable from it.
+`Facts` are a protocol's constants and need no disk. `LoadedData` is for the harness alone and has
+every label. `Task` is what `fit` receives: it is built from copies, so that hidden group labels and
+the test split are not merely out of sight but not reachable from it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from datasets.errors import BenchError, DataCorrupt
-from datasets.images import Images
+from datasets.images import Images, MemoryImages
 from datasets.resident import place
 from datasets.transforms import Transform
 
@@ -31,16 +31,31 @@ class GroupLabelsHidden(BenchError):
 
 
 @dataclass(frozen=True)
+class PairAuroc:
+    """An AUROC of one group of negatives against all positives.
+
+    Attributes:
+        grouping: the name of an extra grouping, or "" for the groups themselves.
+        group: the negative group, or None for the one with the lowest AUROC.
+    """
+
+    grouping: str
+    group: int | None
+
+
+@dataclass(frozen=True)
 class Facts:
     """The constants of one dataset under one protocol.
 
     Attributes:
-        alternates: further groupings of the same samples, by name, that only evaluation uses.
+        extra_groupings: further groupings of the same samples, by name, that only evaluation uses.
         group_counts: expected samples per group and split; a split with no published counts is
             left out.
         label_digest: pinned digest of all labels, where the real files were at hand to pin it.
         codes: short class names, for the names of leaves and for plots.
-        unions: named sets of groups, where there are too many groups to take in at a glance.
+        group_sets: named sets of groups, where there are too many groups to take in at a glance.
+        pair_aurocs: the AUROCs that are evaluated besides the overall one, by metric name, where
+            the dataset's metric is an AUROC.
     """
 
     name: str
@@ -56,17 +71,27 @@ class Facts:
     channels: int
     train_transform: Transform
     eval_transform: Transform
-    alternates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    extra_groupings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     label_digest: str | None = None
     codes: tuple[str, ...] = ()
-    unions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    group_sets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    pair_aurocs: Mapping[str, PairAuroc] = field(default_factory=dict)
+
+    @property
+    def worst_group_metric(self) -> str:
+        """Name of the metric of the worst group: WGA, or the lowest AUROC of a pair of groups."""
+        if self.metric == "wga":
+            return "wga"
+        worst = PairAuroc("", None)
+        return next((name for name, pair in self.pair_aurocs.items() if pair == worst), self.metric)
 
     def fingerprint(self) -> str:
-        """Hash the constants that say which samples carry which labels.
+        """Hash the constants that determine which samples carry which labels.
 
-        Transforms are left out: they are configuration and enter a job's id by themselves.
+        Transforms are left out: they are configuration and enter a job's id by themselves. So are
+        names and groupings that only evaluation uses.
         """
-        meaning = {
+        identity = {
             "name": self.name,
             "protocol": self.protocol,
             "classes": self.classes,
@@ -75,7 +100,7 @@ class Facts:
             "group_counts": {split: list(n) for split, n in self.group_counts.items()},
             "label_digest": self.label_digest,
         }
-        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -85,14 +110,14 @@ class Labels:
     ids: Tensor
     y: Tensor
     groups: Tensor
-    alternates: Mapping[str, Tensor] = field(default_factory=dict)
+    extra_groupings: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def __getitem__(self, index: Tensor) -> Labels:
-        alternates = {name: values[index] for name, values in self.alternates.items()}
-        return Labels(self.ids[index], self.y[index], self.groups[index], alternates)
+        extra = {name: values[index] for name, values in self.extra_groupings.items()}
+        return Labels(self.ids[index], self.y[index], self.groups[index], extra)
 
 
 @dataclass(frozen=True)
@@ -106,7 +131,7 @@ class LabelledSplit:
         return len(self.labels)
 
     def subset(self, index: Tensor) -> LabelledSplit:
-        """Keep the samples at `index`, in that order."""
+        """Return the samples at `index`, in that order."""
         return LabelledSplit(self.labels[index], self.images.subset(index))
 
 
@@ -138,13 +163,23 @@ class Split:
             )
         return self._granted
 
+    def narrowed(self, *, groups: bool) -> Split:
+        """Return the split with or without its group labels.
+
+        Raises:
+            GroupLabelsHidden: Group labels are asked for that are hidden here already.
+        """
+        if groups:
+            return Split(self._name, self.images, self.y, self.ids, self.groups)
+        return Split(self._name, self.images, self.y, self.ids, None)
+
     def __len__(self) -> int:
         return len(self.y)
 
 
 @dataclass(frozen=True, slots=True)
 class BackboneSpec:
-    """Which network turns images into features.
+    """The network that turns images into features.
 
     Attributes:
         name: `lenet4`, `lenet5`, or any timm model name.
@@ -173,59 +208,94 @@ class Task:
     backbone: BackboneSpec
     codes: tuple[str, ...] = ()
 
+    def narrowed(self, *, train_groups: bool, val_groups: bool) -> Task:
+        """Return the task with no more group labels than asked for.
+
+        Raises:
+            GroupLabelsHidden: Group labels are asked for that are hidden here already.
+        """
+        return replace(
+            self,
+            train=self.train.narrowed(groups=train_groups),
+            val=self.val.narrowed(groups=val_groups),
+        )
+
 
 @dataclass(frozen=True)
 class LoadedData:
-    """A dataset in full, for the harness: every split, every label."""
+    """The loaded splits of a dataset with all their labels, for the harness.
+
+    Attributes:
+        label_digest: digest of the labels of every split, also of those that were not loaded;
+            empty where the data was not read from disk.
+    """
 
     facts: Facts
     splits: Mapping[str, LabelledSplit]
     standin: bool = False
+    label_digest: str = ""
+
+    @property
+    def data_kind(self) -> Literal["standin", "release"]:
+        """Whether the data is a synthetic stand-in or the released one."""
+        return "standin" if self.standin else "release"
 
     def to(self, device: torch.device) -> LoadedData:
-        """Hand out image batches on `device`; labels stay on the CPU."""
+        """Return the same data with image batches on `device`; labels stay on the CPU."""
         splits = {
             name: LabelledSplit(split.labels, place(split.images, device))
             for name, split in self.splits.items()
         }
-        return LoadedData(self.facts, splits, self.standin)
+        return replace(self, splits=splits)
 
     def task(self, backbone: BackboneSpec, *, train_groups: bool, val_groups: bool) -> Task:
-        """Show what a supervision tier grants, and nothing else."""
-        grants = {"train": train_groups, "val": val_groups}
-        seen = {
-            name: Split(
-                name,
-                self.splits[name].images,
-                self.splits[name].labels.y.clone(),
-                self.splits[name].labels.ids.clone(),
-                self.splits[name].labels.groups.clone() if granted else None,
-            )
-            for name, granted in grants.items()
-        }
-        facts = self.facts
-        return Task(
-            name=facts.name,
-            classes=facts.classes,
-            codes=facts.codes or facts.classes,
-            groups=facts.groups,
-            metric=facts.metric,
-            channels=facts.channels,
-            train=seen["train"],
-            val=seen["val"],
-            train_transform=facts.train_transform,
-            eval_transform=facts.eval_transform,
-            backbone=backbone,
+        """Return what a supervision tier may see, and nothing else."""
+        return _task(
+            self.facts,
+            backbone,
+            _split("train", self.splits["train"], granted=train_groups),
+            _split("val", self.splits["val"], granted=val_groups),
         )
 
 
+def outline_task(facts: Facts, backbone: BackboneSpec) -> Task:
+    """Return a task without samples, for what needs only its names, as a search space does."""
+    images = MemoryImages(torch.empty(0, facts.channels, 1, 1, dtype=torch.uint8))
+    none = torch.empty(0, dtype=torch.int64)
+    empty = LabelledSplit(Labels(none, none, none), images)
+    train, val = (_split(name, empty, granted=False) for name in ("train", "val"))
+    return _task(facts, backbone, train, val)
+
+
+def _split(name: str, split: LabelledSplit, *, granted: bool) -> Split:
+    labels = split.labels
+    groups = labels.groups.clone() if granted else None
+    return Split(name, split.images, labels.y.clone(), labels.ids.clone(), groups)
+
+
+def _task(facts: Facts, backbone: BackboneSpec, train: Split, val: Split) -> Task:
+    return Task(
+        name=facts.name,
+        classes=facts.classes,
+        codes=facts.codes or facts.classes,
+        groups=facts.groups,
+        metric=facts.metric,
+        channels=facts.channels,
+        train=train,
+        val=val,
+        train_transform=facts.train_transform,
+        eval_transform=facts.eval_transform,
+        backbone=backbone,
+    )
+
+
 def label_digest(labels: Mapping[str, Labels]) -> str:
-    """Digest which samples are in which split with which class, group and alternate labels."""
+    """Digest which samples are in which split with which class, group and further groupings."""
     digest = hashlib.sha256()
     for name in SPLITS:
         part = labels[name]
         order = torch.argsort(part.ids)
-        for column in (part.ids, part.y, part.groups, *part.alternates.values()):
+        for column in (part.ids, part.y, part.groups, *part.extra_groupings.values()):
             digest.update(column[order].to(torch.int64).numpy().astype("<i8").tobytes())
     return digest.hexdigest()
 
@@ -233,7 +303,7 @@ def label_digest(labels: Mapping[str, Labels]) -> str:
 def check_counts(
     facts: Facts, labels: Mapping[str, Labels], where: str, knobs: tuple[str, ...] = ()
 ) -> None:
-    """Fail with both numbers when the data is not what the protocol says it is.
+    """Raise `DataCorrupt` with both numbers where the data is not what the protocol requires.
 
     Args:
         facts: what is expected.
@@ -242,7 +312,7 @@ def check_counts(
         knobs: settings of the dataset that choose what is expected, for the remedy.
     """
 
-    def demand(what: str, expected: object, found: object) -> None:
+    def compare(what: str, expected: object, found: object) -> None:
         if expected != found:
             raise DataCorrupt(
                 f"{facts.name} ({facts.protocol} protocol) in {where}: expected {what} "
@@ -253,9 +323,9 @@ def check_counts(
 
     for name in SPLITS:
         if name in facts.counts:
-            demand(f"{name} size", facts.counts[name], len(labels[name]))
+            compare(f"{name} size", facts.counts[name], len(labels[name]))
         if name in facts.group_counts:
             found = torch.bincount(labels[name].groups, minlength=len(facts.groups))
-            demand(f"{name} group counts", tuple(facts.group_counts[name]), tuple(found.tolist()))
+            compare(f"{name} group counts", tuple(facts.group_counts[name]), tuple(found.tolist()))
     if facts.label_digest is not None:
-        demand("label digest", facts.label_digest, label_digest(labels))
+        compare("label digest", facts.label_digest, label_digest(labels))

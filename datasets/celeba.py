@@ -15,10 +15,11 @@ from typing import ClassVar
 import pandas as pd
 
 from datasets.base import Facts
+from datasets.dataset import register
 from datasets.errors import DataCorrupt
 from datasets.photos import (
+    PhotoConfig,
     PhotoDataset,
-    check_resolution,
     photo_transforms,
     read_table,
     require_columns,
@@ -29,28 +30,22 @@ LABEL_DIGEST = "8db50d338042021ae56b51d6f59d2d99dbe27b22b549d86240fc3ad8d1334914
 
 
 @dataclass(frozen=True)
-class CelebaConfig:
-    """Which CelebA.
-
-    Attributes:
-        resolution: side of the images the network sees; the paper's is 224.
-    """
-
-    resolution: int = 224
-
-    def __post_init__(self) -> None:
-        check_resolution(self.resolution)
+class CelebaConfig(PhotoConfig):
+    """Which CelebA."""
 
 
+@register
 class Celeba(PhotoDataset):
     """Faces whose gender predicts the hair colour."""
 
     name: ClassVar[str] = "celeba"
+    title: ClassVar[str] = "CelebA"
+    order: ClassVar[int] = 20
     config_type: ClassVar[type[CelebaConfig]] = CelebaConfig
-    places: ClassVar[tuple[str, ...]] = ("celeba", "celebA", ".")
+    search_paths: ClassVar[tuple[str, ...]] = ("celeba", "celebA", ".")
 
     def facts(self, config: CelebaConfig) -> Facts:
-        """State the protocol's constants."""
+        """Return the protocol's constants."""
         train, evaluate = photo_transforms(config.resolution)
         return Facts(
             name=self.name,
@@ -74,8 +69,8 @@ class Celeba(PhotoDataset):
             label_digest=LABEL_DIGEST,
         )
 
-    def holds(self, folder: Path) -> bool:
-        """Tell whether both lists and the image folder are in `folder`."""
+    def matches(self, folder: Path) -> bool:
+        """Return whether both lists and the image folder are in `folder`."""
         lists = (_list_file(folder, name) for name in ("list_attr_celeba", "list_eval_partition"))
         return all(path is not None for path in lists) and (folder / "img_align_celeba").is_dir()
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from datasets.base import Facts, Labels
-from datasets.dataset import Progress
+from datasets.dataset import Progress, register
 from datasets.images import Images, MemoryImages
 from datasets.mnist import MnistDataset, as_tensor
 from datasets.transforms import ResizedCentreCrop, ResizedRandomCrop, Transform
@@ -101,14 +101,18 @@ DIGESTS = {
 }
 
 
+@register
 class Cmnist(MnistDataset):
     """MNIST with a colour that gives the class away, while training."""
 
     name: ClassVar[str] = "cmnist"
+    title: ClassVar[str] = "CMNIST"
+    order: ClassVar[int] = 50
+    table_metrics: ClassVar[tuple[str, ...]] = ("wga", "avg")
     config_type: ClassVar[type[CmnistConfig]] = CmnistConfig
 
     def facts(self, config: CmnistConfig) -> Facts:
-        """State the protocol's constants."""
+        """Return the protocol's constants."""
         return Facts(
             name=self.name,
             protocol=config.protocol,
@@ -129,7 +133,7 @@ class Cmnist(MnistDataset):
             train_transform=Transform(ResizedRandomCrop(40), 32, HALF, HALF),
             eval_transform=Transform(ResizedCentreCrop(40), 32, HALF, HALF),
             label_digest=DIGESTS[config.protocol],
-            unions={
+            group_sets={
                 "aligned": tuple(group for group in range(25) if group % 6 == 0),
                 "conflicting": tuple(group for group in range(25) if group % 6 != 0),
             },

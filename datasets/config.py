@@ -1,8 +1,22 @@
-"""Frozen dataclasses from plain values: types checked, unknown keys refused with a suggestion."""
+"""Frozen dataclasses from plain values: types checked, unknown keys refused with a suggestion.
+
+A config also says what of it makes two runs the same run. Every field counts, with three
+declarations for what changes later, so that no stored run is lost:
+
+- `nesterov: bool = added(False)`: a field that came later counts only where it differs from the
+  value under which the earlier runs were made. That value is written once and stays, whatever the
+  default becomes (`added(False, default=True)`).
+- `rate: float = renamed("lr", 0.1)`: a renamed field counts under its first name.
+- `retired: ClassVar[Mapping[str, object]] = {"min_group": 1}`: a field that was removed still
+  counts, with the one value the code still has. Stored runs with another value stay readable, as
+  runs of their own.
+"""
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
+import enum
 import types
 import typing
 from collections.abc import Mapping
@@ -11,9 +25,33 @@ from typing import Any, TypeVar
 from datasets.errors import UsageError, did_you_mean
 
 Config = TypeVar("Config")
+Values = Mapping[str, object]
+"""Settings by name, as JSON has them."""
 
 
-def build_config(kind: type[Config], values: Mapping[str, Any], prefix: str) -> Config:
+def added(value: Any, *, default: Any = dataclasses.MISSING) -> Any:
+    """Declare a field that came after runs were stored; `value` is what those runs had.
+
+    Args:
+        value: the value that leaves ids as they were; never changed afterwards.
+        default: today's default, where it has moved away from `value` since.
+    """
+    default = value if default is dataclasses.MISSING else default
+    return dataclasses.field(default=default, metadata={"added": value})
+
+
+def renamed(old: str, default: Any = dataclasses.MISSING) -> Any:
+    """Declare a field that runs were stored with under another name."""
+    return dataclasses.field(default=default, metadata={"renamed": old})
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a `UsageError` with the message unless the condition holds."""
+    if not condition:
+        raise UsageError(message, "correct the value given with --set or in the preset")
+
+
+def build_config(kind: type[Config], values: Values, prefix: str) -> Config:
     """Make a config from values by field name; `prefix` names it in messages (`erm`, `umnist`)."""
     known = field_types(kind)
     checked = {}
@@ -30,9 +68,9 @@ def build_config(kind: type[Config], values: Mapping[str, Any], prefix: str) -> 
         raise UsageError(f"{prefix}: {error.message}", error.remedy) from error
 
 
-def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def with_overrides(values: Values, overrides: Values) -> dict[str, object]:
     """Replace values by name; `part.name` reaches into a config within the config."""
-    merged = dict(values)
+    merged: dict[str, object] = dict(values)
     for key, value in overrides.items():
         part, dot, name = key.partition(".")
         inner = merged.get(part)
@@ -42,13 +80,15 @@ def with_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> d
 
 
 def field_types(kind: type[Any]) -> dict[str, Any]:
-    """Give the resolved type of every field."""
+    """Return the resolved type of every field."""
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def coerce(value: Any, wanted: Any, name: str) -> Any:
     """Turn a value, or the text of one, into the wanted type."""
+    if wanted is object:
+        return value
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is typing.Literal:
         for choice in arguments:
@@ -68,6 +108,16 @@ def coerce(value: Any, wanted: Any, name: str) -> Any:
         if len(items) != len(arguments):
             raise _refused(name, value, f"a list of {len(arguments)}")
         return tuple(coerce(item, kind, name) for item, kind in zip(items, arguments, strict=True))
+    if origin in (dict, collections.abc.Mapping):
+        if not isinstance(value, Mapping):
+            raise _refused(name, value, "a table")
+        return {
+            str(key): coerce(item, arguments[1], f"{name}.{key}") for key, item in value.items()
+        }
+    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+        if value not in [member.value for member in wanted]:
+            raise _refused(name, value, f"one of {', '.join(str(m.value) for m in wanted)}")
+        return wanted(value)
     if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
         if not isinstance(value, Mapping):
             raise _refused(name, value, f"given knob by knob, as in {name}.KNOB")
@@ -101,15 +151,75 @@ def _refused(name: str, value: Any, wanted: str) -> UsageError:
     return UsageError(f"{name} must be {wanted} but got {value!r}")
 
 
-def as_plain(config: Any) -> dict[str, Any]:
-    """Give a config as JSON-ready values, the form in which it is hashed and recorded."""
+def as_plain(config: object) -> dict[str, object]:
+    """Return a config as JSON-ready values, the form in which it is recorded."""
     return {
         field.name: _plain_value(getattr(config, field.name))
-        for field in dataclasses.fields(config)
+        for field in dataclasses.fields(_instance(config))
     }
 
 
-def _plain_value(value: Any) -> Any:
+def _plain_value(value: Any) -> object:
     if dataclasses.is_dataclass(value):
         return as_plain(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+def identity_values(config: object) -> dict[str, object]:
+    """Return the values of a config by which runs, stages and studies are told apart."""
+    values: dict[str, object] = dict(_retired(type(config)))
+    for field in dataclasses.fields(_instance(config)):
+        value = getattr(config, field.name)
+        if "added" in field.metadata and value == field.metadata["added"]:
+            continue
+        nested = dataclasses.is_dataclass(value)
+        values[_first_name(field)] = identity_values(value) if nested else _plain_value(value)
+    return values
+
+
+def read_stored(kind: type[Config], values: Values, prefix: str) -> Config:
+    """Build a config from a stored run's values, which an earlier version may have written.
+
+    Renamed fields are found under their old names, retired ones are accepted with the value the
+    code still has, and fields added since have the value the run was made under.
+    """
+    known = dict(values)
+    retired = _retired(kind)
+    for name, value in retired.items():
+        if known.pop(name, value) != value:
+            raise UsageError(
+                f"{prefix}.{name} was {values[name]!r} in this run, and today's code has only "
+                f"{value!r}",
+                "the run stays readable; make it again with the version that stored it",
+            )
+    wanted = field_types(kind)
+    for field in dataclasses.fields(typing.cast(Any, kind)):
+        first = _first_name(field)
+        if first != field.name and first in known:
+            known[field.name] = known.pop(first)
+        if "added" in field.metadata:
+            known.setdefault(field.name, field.metadata["added"])
+        inner, part = wanted[field.name], known.get(field.name)
+        if (
+            dataclasses.is_dataclass(inner)
+            and isinstance(inner, type)
+            and isinstance(part, Mapping)
+        ):
+            stored = read_stored(inner, part, f"{prefix}.{field.name}")
+            known[field.name] = as_plain(stored)
+    return build_config(kind, known, prefix)
+
+
+def _retired(kind: type[Any]) -> dict[str, object]:
+    """Return the retired fields of a config class and of those it inherits from."""
+    own = [vars(base).get("retired", {}) for base in reversed(kind.__mro__)]
+    return {name: value for fields in own for name, value in fields.items()}
+
+
+def _first_name(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get("renamed", field.name))
+
+
+def _instance(config: object) -> Any:
+    assert dataclasses.is_dataclass(config) and not isinstance(config, type)
+    return config

@@ -1,25 +1,65 @@
 """A dataset: where its files may lie, how they are read, what they must contain.
 
-One subclass a dataset. `facts` needs no disk, `labels` reads the label files, `images` the pixels;
-`load` puts them together and checks every count against the protocol.
+One subclass a dataset, under `@register`. `facts` needs no disk, `labels` reads the label files,
+`images` opens the pixels; `load` puts them together and checks every count against the protocol.
+Datasets outside this repository register through the entry-point group `bench.datasets`.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from datasets.base import SPLITS, Facts, LabelledSplit, Labels, LoadedData, check_counts
-from datasets.errors import DataMissing
-from datasets.fetch import get_command
+import torch
+from torch import Tensor
+
+from datasets.base import (
+    SPLITS,
+    Facts,
+    LabelledSplit,
+    Labels,
+    LoadedData,
+    check_counts,
+    label_digest,
+)
+from datasets.errors import BenchError, DataMissing, UsageError
+from datasets.fetch import Log, get_command
 from datasets.images import Images
 from datasets.standins.marker import Marker, read_marker
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done, and how much there is."""
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+RESERVED = ("all", "backbone", "mnist", "weights")
+"""Words of the command line that stand where a dataset's name could."""
+
+QUICK_SIZES = {"train": 1500, "val": 500, "test": 500}
+QUICK_GROUP_MINIMUM = 8  # samples kept of a small group, as far as it has them
+
+TABLE_METRICS = {"wga": ("wga", "avg"), "auroc": ("auroc",)}
+"""What a table shows of a dataset by default, by the dataset's metric."""
+
+METRIC_TITLES: Mapping[str, str] = {
+    "wga": "WGA",
+    "avg": "Avg",
+    "avg_train_weighted": "Avg, train-weighted",
+    "worst_class": "Worst class",
+    "auroc": "Overall",
+}
+"""How tables spell the metrics that every dataset can have."""
+
+_loading_forbidden = False
+
+
+def forbid_loading() -> None:
+    """Make every later `load` in this process fail: a fit is given its data."""
+    global _loading_forbidden
+    _loading_forbidden = True
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -28,27 +68,50 @@ def silent(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Where a dataset was found, and whether it is a stand-in."""
+    """Where a dataset was found, and the marker of a stand-in if it is one."""
 
     folder: Path
     marker: Marker | None
 
+    @property
+    def standin(self) -> bool:
+        """Whether it is a synthetic stand-in."""
+        return self.marker is not None
+
 
 class Dataset(ABC):
-    """One benchmark dataset; instances hold no state."""
+    """One benchmark dataset; instances hold no state.
+
+    Attributes:
+        name: lower-case letters, digits and underscores, a letter first.
+        config_type: a frozen dataclass of the settings that choose a protocol.
+        search_paths: folders below the data root where the files may lie, in order of preference.
+        title: how tables and figures spell it; the name by default.
+        order: its place in tables, lowest first; the paper's datasets have 10 to 50.
+        table_metrics: the metrics that tables show, the headline first; by default the dataset's
+            own metric, and the average accuracy beside a worst-group accuracy.
+        metric_titles: how tables spell the metrics.
+        source: what `bench data get` fetches for it; the name by default.
+        distribution: the installed package that brought it; None for those of this repository.
+    """
 
     name: ClassVar[str]
     config_type: ClassVar[type[Any]]
-    places: ClassVar[tuple[str, ...]]
-    """Folders below the data root where the files may lie, in order of preference."""
+    search_paths: ClassVar[tuple[str, ...]]
+    title: ClassVar[str] = ""
+    order: ClassVar[int] = 100
+    table_metrics: ClassVar[tuple[str, ...]] = ()
+    metric_titles: ClassVar[Mapping[str, str]] = METRIC_TITLES
+    source: ClassVar[str] = ""
+    distribution: str | None = None
 
     @abstractmethod
     def facts(self, config: Any) -> Facts:
-        """State the protocol's constants."""
+        """Return the protocol's constants."""
 
     @abstractmethod
-    def holds(self, folder: Path) -> bool:
-        """Tell whether `folder` holds this dataset's files."""
+    def matches(self, folder: Path) -> bool:
+        """Return whether `folder` holds this dataset's files."""
 
     @abstractmethod
     def labels(self, folder: Path, config: Any) -> Mapping[str, Labels]:
@@ -58,33 +121,70 @@ class Dataset(ABC):
     def images(
         self, folder: Path, config: Any, labels: Mapping[str, Labels], progress: Progress
     ) -> Mapping[str, Images]:
-        """Open the images of every split, in the order of its labels."""
+        """Open the images of the given samples.
+
+        Args:
+            folder: where the files are.
+            config: the settings.
+            labels: the splits that are wanted. A split may have been cut down: its `ids` are the
+                samples that are wanted, in the order of `labels(...)`.
+            progress: called while images are decoded.
+        """
 
     def check_files(self, folder: Path, standin: bool) -> None:
         """Check sums of files that have a pinned one; datasets without such files do nothing."""
         return
 
     def bad_files(self, folder: Path, config: Any, progress: Progress) -> list[str]:
-        """List every unreadable image; datasets without image files have none."""
+        """Return every unreadable image with the reason; datasets without image files have none."""
         return []
+
+    def fetch(self, root: Path, log: Log) -> bool:
+        """Fetch the dataset if that needs no person; return whether it is there now.
+
+        Most datasets have to be downloaded by hand or with `bench data get`.
+        """
+        return False
+
+    def prepare(
+        self,
+        root: Path,
+        config: Any,
+        progress: Progress = silent,
+        *,
+        splits: Sequence[str] = SPLITS,
+        quick: bool = False,
+    ) -> None:
+        """Check the labels and decode the images once, before many processes need them.
+
+        By default there is nothing to decode.
+        """
+        self.check(root, config)
+
+    def metric_title(self, metric: str) -> str:
+        """Return how tables spell a metric."""
+        if metric in self.metric_titles:
+            return self.metric_titles[metric]
+        grouping = metric.removeprefix("wga_")
+        return metric if grouping == metric else f"WGA, {grouping}"
 
     def locate(self, root: Path) -> OnDisk | None:
         """Find the dataset below the data root, or the root itself being its folder."""
-        for place in self.places:
-            folder = root / place
-            if folder.is_dir() and self.holds(folder):
+        for path in self.search_paths:
+            folder = root / path
+            if folder.is_dir() and self.matches(folder):
                 return OnDisk(folder, read_marker(folder))
         return None
 
     def require(self, root: Path) -> OnDisk:
-        """Find the dataset, or say how to get it."""
+        """Find the dataset; raise `DataMissing` with the command that gets it."""
         found = self.locate(root)
         if found is None:
             raise DataMissing(f"{self.name} is not in {root}", get_command(self.name, root))
         return found
 
-    def facts_of(self, config: Any, found: OnDisk | None) -> Facts:
-        """State the facts of what is on disk: the protocol's, or a stand-in's own."""
+    def info_on_disk(self, config: Any, found: OnDisk | None) -> Facts:
+        """Return the facts of what is on disk: the protocol's, or a stand-in's own."""
         facts = self.facts(config)
         if found is None or found.marker is None:
             return facts
@@ -102,17 +202,87 @@ class Dataset(ABC):
 
     def check(self, root: Path, config: Any) -> tuple[Facts, OnDisk, Mapping[str, Labels]]:
         """Read the labels and check them against the protocol, without touching images."""
+        if _loading_forbidden:
+            raise BenchError("a fit is given its data; it cannot load a dataset")
         found = self.require(root)
-        self.check_files(found.folder, standin=found.marker is not None)
+        self.check_files(found.folder, standin=found.standin)
         labels = self.labels(found.folder, config)
-        facts = self.facts_of(config, found)
+        facts = self.info_on_disk(config, found)
         chooses = tuple(k for k in ("protocol", "unknown") if hasattr(config, k))
         check_counts(facts, labels, str(found.folder), chooses)
         return facts, found, labels
 
-    def load(self, root: Path, config: Any, progress: Progress = silent) -> LoadedData:
-        """Read, check and open everything."""
+    def load(
+        self,
+        root: Path,
+        config: Any,
+        progress: Progress = silent,
+        *,
+        splits: Sequence[str] = SPLITS,
+        quick: bool = False,
+    ) -> LoadedData:
+        """Read and check the labels of every split, and open the images of the wanted ones.
+
+        Args:
+            root: the data root.
+            config: the settings.
+            progress: called while images are decoded.
+            splits: the splits whose images are opened; the others are left out of the result.
+            quick: keep a small part of every split, before any image is decoded.
+        """
         facts, found, labels = self.check(root, config)
-        images = self.images(found.folder, config, labels, progress)
-        splits = {name: LabelledSplit(labels[name], images[name]) for name in SPLITS}
-        return LoadedData(facts, splits, standin=found.marker is not None)
+        if quick:
+            labels = {name: quick_subset(part, QUICK_SIZES[name]) for name, part in labels.items()}
+        wanted = {name: labels[name] for name in SPLITS if name in splits}
+        images = self.images(found.folder, config, wanted, progress)
+        return LoadedData(
+            facts,
+            {name: LabelledSplit(part, images[name]) for name, part in wanted.items()},
+            standin=found.standin,
+            label_digest=label_digest(labels),
+        )
+
+
+def quick_subset(labels: Labels, size: int) -> Labels:
+    """Return the first samples of every group, in proportion; the same ones every time."""
+    if len(labels) <= size:
+        return labels
+    share = size / len(labels)
+    kept = [_first(labels.groups == group, share) for group in labels.groups.unique()]
+    return labels[torch.cat(kept).sort().values]
+
+
+def _first(mine: Tensor, share: float) -> Tensor:
+    positions = mine.nonzero()[:, 0]
+    return positions[: max(round(share * len(positions)), min(QUICK_GROUP_MINIMUM, len(positions)))]
+
+
+DATASETS: dict[str, Dataset] = {}
+"""The datasets that were imported so far; `datasets.catalogue` finds all of them."""
+
+DatasetType = TypeVar("DatasetType", bound=type[Dataset])
+
+
+def register(dataset: DatasetType) -> DatasetType:
+    """Add a dataset under its name, and complete what it leaves to the defaults."""
+    name = dataset.name
+    if NAME.fullmatch(name) is None or name in RESERVED:
+        raise UsageError(
+            f"'{name}' cannot be the name of a dataset",
+            "use lower-case letters, digits and underscores, beginning with a letter, and none of "
+            + ", ".join(RESERVED),
+        )
+    known = DATASETS.get(name)
+    if known is not None and type(known).__qualname__ != dataset.__qualname__:
+        raise UsageError(
+            f"'{name}' is the name of two datasets: in {type(known).__module__} and in "
+            f"{dataset.__module__}",
+            "rename one of them",
+        )
+    added = dataset()
+    dataset.title = dataset.title or name
+    dataset.source = dataset.source or name
+    if not dataset.table_metrics:
+        dataset.table_metrics = TABLE_METRICS[added.facts(dataset.config_type()).metric]
+    DATASETS[name] = added
+    return dataset

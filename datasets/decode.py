@@ -1,7 +1,8 @@
 """Decoding a split's image files once, into one memory-mapped file.
 
-The pixel file is written under a temporary name by whoever holds the lock, and the small header
-that makes it valid is written last: a killed build leaves nothing that could be taken for a cache.
+The pixel file is written under a temporary name by the process that holds the lock, and the small
+header that makes it valid is written last: a killed build leaves nothing that could be taken for a
+cache.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 import torch
-from filelock import FileLock
 from PIL import Image
 
-from datasets.errors import BenchError, DataCorrupt
+from datasets.errors import DataCorrupt
+from datasets.files import DECODED, storage_errors
 from datasets.images import MappedImages
+from datasets.lock import Lock, LockLost
 
-BESIDE = ".decoded"
-AHEAD = 256  # images decoded ahead of the writer: bounds memory, keeps the cores busy
-SAMPLED = 1000  # files whose size enters the cache's identity; a stat of every file is slow on NFS
+FOLDER_NAME = ".decoded"
+DECODED_AHEAD = 256  # of the writer: bounds memory, keeps the cores busy
+MAX_SIZES_READ = 1000  # that enter a cache's identity; a stat of every file is slow on NFS
 
 
 def decoded_folder(folder: Path) -> Path:
-    """Choose where decoded images go: beside the data, or in the user's cache if that is closed."""
-    beside = folder / BESIDE
+    """Return where decoded images go: beside the data, or in the user's cache if that is closed."""
+    beside = folder / FOLDER_NAME
     try:
         beside.mkdir(exist_ok=True)
         if os.access(beside, os.W_OK):
@@ -51,25 +53,34 @@ def mapped_images(
     """Open the decoded images of `files`, building the cache at `target` if it is not there.
 
     A cache at `elsewhere` is used too but never built: beside shared data that only its owner may
-    write, everybody would otherwise decode gigabytes of their own.
+    write, every user would otherwise decode gigabytes of their own.
     """
-    identity = _identity(files)
-    for place in (target, elsewhere):
-        opened = _open(place, identity) if place is not None else None
-        if opened is not None:
-            return opened
-    with FileLock(f"{target}.lock"):
+    opened = find_mapped(files, target, elsewhere)
+    if opened is not None:
+        return opened
+    with Lock(Path(f"{target}.lock"), DECODED).hold(wait=True) as lock:
+        identity = _identity(files)
         opened = _open(target, identity)  # another process may have built it meanwhile
         if opened is None:
-            _build(files, target, identity, progress)
+            _build(files, target, identity, progress, lock)
             opened = _open(target, identity)
     if opened is None:
         raise DataCorrupt(f"the decoded images at {target} vanished while being built", "run again")
     return opened
 
 
+def find_mapped(files: list[Path], *targets: Path | None) -> MappedImages | None:
+    """Open the decoded images of `files` in the first of several places that has them."""
+    identity = _identity(files)
+    for target in targets:
+        opened = _open(target, identity) if target is not None else None
+        if opened is not None:
+            return opened
+    return None
+
+
 def decode(file: Path) -> np.ndarray:
-    """Decode one image to H x W x 3 bytes, or say which file is unreadable."""
+    """Decode one image to H x W x 3 bytes; raise `DataCorrupt` with the name of a bad file."""
     error = None
     try:
         with Image.open(file) as image:
@@ -83,7 +94,7 @@ def decode(file: Path) -> np.ndarray:
 
 
 def decode_error(file: Path) -> str | None:
-    """Say why an image cannot be decoded, or nothing if it can."""
+    """Return why an image cannot be decoded, or None if it can."""
     try:
         decode(file)
     except DataCorrupt as error:
@@ -96,7 +107,7 @@ def _identity(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.parent.name}/{file.name}\n".encode())
-    for file in files[:: max(1, len(files) // SAMPLED)]:
+    for file in files[:: max(1, len(files) // MAX_SIZES_READ)]:
         digest.update(str(file.stat().st_size if file.exists() else -1).encode())
     return digest.hexdigest()
 
@@ -115,31 +126,35 @@ def _open(target: Path, identity: str) -> MappedImages | None:
 
 
 def _build(
-    files: list[Path], target: Path, identity: str, progress: Callable[[int, int], None]
+    files: list[Path],
+    target: Path,
+    identity: str,
+    progress: Callable[[int, int], None],
+    lock: Lock,
 ) -> None:
     pixels, header, index = Path(f"{target}.u8"), Path(f"{target}.json"), Path(f"{target}.npy")
-    header.unlink(missing_ok=True)
     temporary = Path(f"{target}.building")
     rows, position = [], 0
     try:
-        with temporary.open("wb") as sink:
-            for done, image in enumerate(_decoded(files), start=1):
-                rows.append((position, *image.shape[:2]))
-                sink.write(image.tobytes())
-                position += image.nbytes
-                progress(done, len(files))
-        np.save(index, np.array(rows, dtype=np.int64))
-        os.replace(temporary, pixels)
-        draft = Path(f"{target}.json.part")
-        facts = {"identity": identity, "bytes": position, "images": len(files)}
-        draft.write_text(json.dumps(facts))
-        os.replace(draft, header)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise BenchError(
-            f"decoding into {target.parent} failed: {error.strerror or error}",
-            "free disk space there, or move the data root to a larger disk, and run again",
-        ) from error
+        with storage_errors(target, DECODED):
+            header.unlink(missing_ok=True)
+            # Not truncated but replaced: a builder taken for dead may still write to the old one.
+            temporary.unlink(missing_ok=True)
+            with temporary.open("wb") as sink:
+                for done, image in enumerate(_decoded(files), start=1):
+                    rows.append((position, *image.shape[:2]))
+                    sink.write(image.tobytes())
+                    position += image.nbytes
+                    progress(done, len(files))
+            lock.check()
+            np.save(index, np.array(rows, dtype=np.int64))
+            os.replace(temporary, pixels)
+            draft = Path(f"{target}.json.part")
+            facts = {"identity": identity, "bytes": position, "images": len(files)}
+            draft.write_text(json.dumps(facts))
+            os.replace(draft, header)
+    except LockLost:  # the file of that name is the other builder's
+        raise
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -148,5 +163,5 @@ def _build(
 def _decoded(files: list[Path]) -> Iterator[np.ndarray]:
     """Decode in threads (Pillow releases the interpreter lock), a bounded number ahead."""
     with ThreadPoolExecutor() as pool:
-        for start in range(0, len(files), AHEAD):
-            yield from pool.map(decode, files[start : start + AHEAD])
+        for start in range(0, len(files), DECODED_AHEAD):
+            yield from pool.map(decode, files[start : start + DECODED_AHEAD])

@@ -1,6 +1,6 @@
 """Errors a user can act on: what is wrong, and what to do about it.
 
-They live in the package that imports nobody, so that every layer can raise them. The command line
+They live in the package that imports no other, so that every layer can raise them. The command line
 prints the message and the remedy and exits with code 2; inside a run they become one failed record.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Give the end of a sentence that suggests the nearest known name, if one is near."""
+    """Return the end of a sentence that suggests the nearest known name, if one is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean '{prefix}{near[0]}'?" if near else ""
 
 
 class BenchError(Exception):
-    """Something the user can mend: a sentence about the problem and one about the remedy."""
+    """An error the user can mend: a sentence about the problem and one about the remedy."""
 
     kind = "error"
 

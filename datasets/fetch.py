@@ -8,7 +8,6 @@ stopped, and each failure says what a person has to do.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import http.client
 import os
@@ -20,28 +19,31 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock
 from platformdirs import user_cache_dir
 
-from datasets.errors import BenchError, DataCorrupt, DataMissing
+from datasets.errors import DataCorrupt, DataMissing
+from datasets.files import DATA, NO_SPACE, UNWRITABLE, storage_errors
+from datasets.lock import Lock
+
+Log = Callable[[str], None]
+"""Called with a line about what is being done."""
 
 Progress = Callable[[int, int | None], None]
+"""Called with the bytes that are there, and how many there will be where that is known."""
 
 BLOCK_BYTES = 1 << 18
 ATTEMPTS = 3
 RERUN = "run the same command again"
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def default_data_root() -> Path:
-    """Where data lives unless `--data-root` says otherwise: BENCH_DATA, else the user's cache."""
+    """Return where data lives without `--data-root`: BENCH_DATA, else the user's cache."""
     chosen = os.environ.get("BENCH_DATA")
     return Path(chosen).expanduser() if chosen else Path(user_cache_dir("nct-bench")) / "data"
 
 
 def get_command(name: str, root: Path) -> str:
-    """The exact shell command that gets `name`."""
+    """Return the exact shell command that gets `name`."""
     command = f"python -m bench data get {name}"
     if root.absolute() != default_data_root().absolute():
         command += f" --data-root {shlex.quote(str(root))}"
@@ -49,13 +51,13 @@ def get_command(name: str, root: Path) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def md5_of(path: Path) -> str:
-    """MD5 of a file, in hexadecimal: against accidents only, where no better sum was published."""
+    """Return the MD5 of a file: against accidents only, where no better sum was published."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "md5").hexdigest()
 
@@ -63,35 +65,8 @@ def md5_of(path: Path) -> str:
 @contextlib.contextmanager
 def fetch_lock(root: Path, name: str) -> Iterator[None]:
     """Hold the one lock for fetching `name` under `root`, so that parallel jobs fetch it once."""
-    folder = root / ".locks"
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{name}.lock")
-        lock.acquire()
-    try:
+    with Lock(root / ".locks" / f"{name}.lock", DATA).hold(wait=True):
         yield
-    finally:
-        lock.release()
-
-
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or unwritable disk into an error with a remedy; other errors pass."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in FULL_DISK:
-            raise BenchError(
-                f"no space left on the disk (or quota used up) while writing {path}",
-                f"free some space or choose another disk with --data-root, then {RERUN}; "
-                "what was already downloaded is kept and continued",
-            ) from error
-        if error.errno in UNWRITABLE:
-            raise BenchError(
-                f"cannot write {path}: {error.strerror}",
-                "choose a folder you may write to with --data-root or BENCH_DATA",
-            ) from error
-        raise
 
 
 def download(
@@ -113,7 +88,7 @@ def download(
         _check_sums(target, url, sha256, md5)
         return target
     part = target.with_name(target.name + ".part")
-    with disk_errors(target):
+    with storage_errors(target, DATA):
         target.parent.mkdir(parents=True, exist_ok=True)
         resumed = part.exists() and part.stat().st_size > 0
         _complete(url, part, target, progress, timeout)
@@ -149,7 +124,7 @@ def _complete(
             reason = f"the server answered {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
             # urllib wraps what happens while connecting, so these come from writing the file.
-            if isinstance(error, OSError) and error.errno in FULL_DISK + UNWRITABLE:
+            if isinstance(error, OSError) and error.errno in NO_SPACE + UNWRITABLE:
                 raise
             reason = str(getattr(error, "reason", "") or error or type(error).__name__)
         now = part.stat().st_size if part.exists() else 0
@@ -165,7 +140,7 @@ def _complete(
 def _transfer(
     url: str, part: Path, start: int, target: Path, progress: Progress | None, timeout: float
 ) -> bool:
-    """Append one response to `part`; whether the file is complete afterwards."""
+    """Append one response to `part`; return whether the file is complete afterwards."""
     headers = {"User-Agent": "nct-bench", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -200,18 +175,18 @@ def _transfer(
 
 
 def _total_of(content_range: str | None) -> int | None:
-    """The size of the whole file, from a Content-Range header such as `bytes 5-9/10`."""
+    """Return the size of the whole file, from a Content-Range header such as `bytes 5-9/10`."""
     match = re.search(r"/(\d+)$", content_range or "")
     return int(match[1]) if match else None
 
 
 def looks_like_html(head: bytes) -> bool:
-    """Whether a file begins as a web page does."""
+    """Return whether a file begins as a web page does."""
     return head[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype", b"<html"))
 
 
 def web_page_error(source: object, target: Path) -> DataCorrupt:
-    """Say that a page was served where a file was asked for, and what to do."""
+    """Return the error for a page that was served where a file was asked for."""
     return DataCorrupt(
         f"{source} is a web page, not the file (often a quota, login or licence page)",
         f"open the address in a browser, save the real file as {target}, and {RERUN}",
@@ -219,7 +194,7 @@ def web_page_error(source: object, target: Path) -> DataCorrupt:
 
 
 def _check_sums(path: Path, url: str, sha256: str | None, md5: str | None) -> None:
-    """Compare a file with the sums that are known; naming both when they differ."""
+    """Raise `DataCorrupt` with both sums where a file differs from a known one."""
     for kind, expected, measure in (("SHA-256", sha256, sha256_of), ("MD5", md5, md5_of)):
         if expected and not (actual := measure(path)).startswith(expected.lower()):
             raise DataCorrupt(

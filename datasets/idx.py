@@ -44,7 +44,7 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def on_disk(path: Path) -> Path | None:
-    """The file itself, or its .gz, or None."""
+    """Return the file itself, or its .gz, or None."""
     zipped = path.with_name(path.name + ".gz")
     return path if path.is_file() else zipped if zipped.is_file() else None
 

@@ -75,7 +75,7 @@ class MemoryImages:
         return MemoryImages(self.pixels.to(device))
 
 
-class Mapping:
+class MappedFile:
     """A file as an array of bytes that need not stay in this process's memory."""
 
     def __init__(self, path: str) -> None:
@@ -84,7 +84,7 @@ class Mapping:
         self.pixels = np.frombuffer(self._map, dtype=np.uint8)
 
     def release(self) -> None:
-        """Give back the pages that were read, which would add up to the whole file.
+        """Release the pages that were read, which would add up to the whole file.
 
         The system still has them in its cache, but they are no longer this process's.
         """
@@ -112,7 +112,7 @@ class MappedImages:
         self.sizes = sizes
         self.channels = channels
         self.device = device or torch.device("cpu")
-        self._bytes = Mapping(path)
+        self._bytes = MappedFile(path)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -130,9 +130,7 @@ class MappedImages:
             pixels[slot, :h, :w] = self._bytes.pixels[start:stop].reshape(h, w, self.channels)
         self._bytes.release()
         batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-        if (
-            self.device.type == "cuda"
-        ):  # only from pinned memory does a copy not wait for the device
+        if self.device.type == "cuda":  # a copy from other memory would wait for the device
             batch, sizes = batch.pin_memory(), sizes.pin_memory()
         return ImageBatch(
             batch.to(self.device, non_blocking=True), sizes.to(self.device, non_blocking=True)
@@ -160,9 +158,9 @@ class MappedImages:
         return MappedImages(self.path, self.offsets, self.sizes, self.channels, device)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the mapping out: it is opened again where the object arrives."""
+        """Leave the open file out: it is opened again where the object arrives."""
         return {name: value for name, value in self.__dict__.items() if name != "_bytes"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._bytes = Mapping(self.path)
+        self._bytes = MappedFile(self.path)

@@ -9,6 +9,7 @@ Both column schemas are read: that of GEORGE's loader and that of its downloader
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -16,11 +17,12 @@ from typing import ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from datasets.base import SPLITS, Facts
+from datasets.base import SPLITS, Facts, PairAuroc
+from datasets.dataset import METRIC_TITLES, register
 from datasets.errors import DataCorrupt
 from datasets.photos import (
+    PhotoConfig,
     PhotoDataset,
-    check_resolution,
     photo_transforms,
     read_table,
     require_columns,
@@ -29,35 +31,51 @@ from datasets.transforms import ResizedCentreCrop, Transform
 
 MEAN, STD = (0.71826, 0.56291, 0.52548), (0.16318, 0.14502, 0.17271)
 
+PAIR_AUROCS = {
+    "auroc_nonpatch": PairAuroc("", 0),
+    "auroc_histopath": PairAuroc("histopath", 1),
+    "auroc_worst_patch_pair": PairAuroc("", None),
+    "auroc_worst_histopath_pair": PairAuroc("histopath", None),
+}
+"""GEORGE's code takes the worst pair of either grouping; its tables show the two named groups,
+which are the ones expected to be worst."""
+
 
 @dataclass(frozen=True)
-class IsicConfig:
+class IsicConfig(PhotoConfig):
     """Which ISIC.
 
     Attributes:
         unknown: count images without a benign or malignant diagnosis as `benign` (the NCT paper's
             sizes) or `drop` them (GEORGE's rule; its sizes are not published, so not asserted).
         pipeline: `paper` (random resized crop, flips) or `george` (flips only, no upsampling).
-        resolution: side of the images the network sees; the paper's is 224.
     """
 
     unknown: Literal["benign", "drop"] = "benign"
     pipeline: Literal["paper", "george"] = "paper"
-    resolution: int = 224
-
-    def __post_init__(self) -> None:
-        check_resolution(self.resolution)
 
 
+@register
 class Isic(PhotoDataset):
     """Lesions whose colour patches prove them benign."""
 
     name: ClassVar[str] = "isic"
+    title: ClassVar[str] = "ISIC"
+    order: ClassVar[int] = 30
+    table_metrics: ClassVar[tuple[str, ...]] = ("auroc", "auroc_nonpatch", "auroc_histopath")
+    metric_titles: ClassVar[Mapping[str, str]] = {
+        **METRIC_TITLES,
+        "auroc_nonpatch": "Non-Patch",
+        "auroc_histopath": "Histopath.",
+        "auroc_worst_patch_pair": "Worst patch pair",
+        "auroc_worst_histopath_pair": "Worst histopath. pair",
+        "wga_histopath": "WGA, histopath.",
+    }
     config_type: ClassVar[type[IsicConfig]] = IsicConfig
-    places: ClassVar[tuple[str, ...]] = ("isic", "isic/processed", ".")
+    search_paths: ClassVar[tuple[str, ...]] = ("isic", "isic/processed", ".")
 
     def facts(self, config: IsicConfig) -> Facts:
-        """State the protocol's constants."""
+        """Return the protocol's constants."""
         train, evaluate = photo_transforms(config.resolution, MEAN, STD, vflip=True)
         if config.pipeline == "george":
             whole = ResizedCentreCrop(config.resolution)
@@ -79,11 +97,12 @@ class Isic(PhotoDataset):
             channels=3,
             train_transform=train,
             eval_transform=evaluate,
-            alternates={"histopath": ("benign_no_hist", "benign_hist", "malignant")},
+            extra_groupings={"histopath": ("benign_no_hist", "benign_hist", "malignant")},
+            pair_aurocs=PAIR_AUROCS,
         )
 
-    def holds(self, folder: Path) -> bool:
-        """Tell whether a label table and its images are in `folder`."""
+    def matches(self, folder: Path) -> bool:
+        """Return whether a label table and its images are in `folder`."""
         return (folder / "labels.csv").is_file() and (folder / "images").is_dir()
 
     def table(self, folder: Path, config: IsicConfig) -> pd.DataFrame:
@@ -111,7 +130,7 @@ class Isic(PhotoDataset):
 
 
 def _common_columns(table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Give both schemas one set of columns: file, diagnosis, split, patch, confirmed."""
+    """Return both schemas with one set of columns: file, diagnosis, split, patch, confirmed."""
     if "Image Index" in table.columns:
         names = {
             "Image Index": "file",

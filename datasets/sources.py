@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from datasets.archives import unpack
+from datasets.catalogue import load_datasets
 from datasets.errors import DataCorrupt, DataMissing, UsageError, did_you_mean
-from datasets.fetch import disk_errors, download, fetch_lock, get_command, sha256_of
+from datasets.fetch import Log, download, fetch_lock, get_command, sha256_of
+from datasets.files import DATA, storage_errors
 from datasets.mnist_source import ensure_mnist
 from datasets.standins.marker import refuse_standin
 from datasets.weights_source import fetch_weights, find_weights
-
-Log = Callable[[str], None]
 
 WATERBIRDS = "waterbird_complete95_forest2water2"
 WATERBIRDS_URL = f"https://nlp.stanford.edu/data/dro/{WATERBIRDS}.tar.gz"
@@ -53,8 +53,7 @@ def get(name: str, root: Path, log: Log) -> Path:
     root works.
     """
     if name not in NAMES:
-        hint = did_you_mean(name.lower(), NAMES)
-        raise UsageError(f"there is no '{name}' to get{hint}", f"known: {', '.join(NAMES)}")
+        return _get_plug_in(name, root, log)
     if name not in SOURCES:
         return ensure_mnist(root, log)
     find, fetch = SOURCES[name]
@@ -63,12 +62,26 @@ def get(name: str, root: Path, log: Log) -> Path:
         with fetch_lock(root, name):
             found = find(root)  # another process may have fetched it meanwhile
             if found is None:
-                with disk_errors(root / name):
+                with storage_errors(root / name, DATA):
                     found = fetch(root, log)
                 log(f"{name}: ready: {found}")
                 return found
     log(f"{name}: already there: {found}")
     return found
+
+
+def _get_plug_in(name: str, root: Path, log: Log) -> Path:
+    """Have a dataset from outside this package fetch itself."""
+    datasets = load_datasets()
+    if name not in datasets:
+        known = tuple(dict.fromkeys((*NAMES, *datasets)))
+        hint = did_you_mean(name.lower(), known)
+        raise UsageError(f"there is no '{name}' to get{hint}", f"known: {', '.join(known)}")
+    dataset = datasets[name]
+    if dataset.locate(root) is None and not dataset.fetch(root, log):
+        folders = " or ".join(str(root / path) for path in dataset.search_paths)
+        raise DataMissing(f"{name} has to be downloaded by hand", f"put its files in {folders}")
+    return dataset.require(root).folder
 
 
 def _find_waterbirds(root: Path) -> Path | None:
@@ -105,12 +118,12 @@ def _fetch_waterbirds(root: Path, log: Log) -> Path:
 
 def _percent(name: str, log: Log) -> Callable[[int, int | None], None]:
     """Log a large download at every tenth of it."""
-    said = [-1]
+    logged = [-1]
 
     def progress(done: int, total: int | None) -> None:
         tenth = 10 * done // total if total else done // 2**28
-        if tenth > said[0]:
-            said[0] = tenth
+        if tenth > logged[0]:
+            logged[0] = tenth
             log(f"{name}: {done / 2**20:,.0f} MB" + (f" of {total / 2**20:,.0f}" if total else ""))
 
     return progress
@@ -142,13 +155,13 @@ def _find_celeba(root: Path) -> Path | None:
 
 
 def _celeba_lacks(folder: Path) -> list[str]:
-    """What CelebA's folder still needs."""
+    """Return what CelebA's folder still needs."""
     images = [] if _count_jpegs(folder / CELEBA_IMAGES) else [f"{CELEBA_IMAGES}/*.jpg"]
     return images + [f"{stem}.csv" for stem in CELEBA_LISTS if not _celeba_list(folder, stem)]
 
 
 def _celeba_list(folder: Path, stem: str) -> Path | None:
-    """The list as .csv (Kaggle) or .txt (the authors' own)."""
+    """Return the list as .csv (Kaggle) or .txt (the authors' own)."""
     candidates = (folder / f"{stem}{suffix}" for suffix in (".csv", ".txt"))
     return next((path for path in candidates if path.is_file()), None)
 
@@ -217,6 +230,6 @@ SOURCES: dict[str, tuple[Callable[[Path], Path | None], Callable[[Path, Log], Pa
     "isic": (_find_isic, _fetch_isic),
     "weights": (find_weights, fetch_weights),
 }
-"""For each name, what only reads (the root may be a shared one) and what writes."""
+"""By name, the function that only looks (the root may be read-only) and the one that fetches."""
 
 NAMES = ("mnist", "umnist", "cmnist", *SOURCES)

@@ -190,21 +190,21 @@ class Transform:
 
     def __call__(self, batch: ImageBatch, generator: torch.Generator | None = None) -> Tensor:
         """Cut, flip, resize and normalise a batch; random cuts and flips need a generator."""
-        if self._in_few_ways(batch):
-            return self.several(batch, [len(batch.pixels)], generator)
+        if self._has_discrete_offsets(batch):
+            return self.batched(batch, [len(batch.pixels)], generator)
         rows, columns = self.axes(batch.sizes, generator)
         height, width = batch.pixels.shape[2:]
         matrices = rows.matrix(height, self.resolution), columns.matrix(width, self.resolution)
         return self._normalised(resample(batch.pixels, *matrices))
 
-    def several(
+    def batched(
         self, batch: ImageBatch, counts: Sequence[int], generator: torch.Generator | None
     ) -> Tensor:
         """Transform batches that lie one after another, drawing for each as if it came alone.
 
         Small images take longer to draw for than to cut, so that many at once are faster.
         """
-        if not self._in_few_ways(batch):
+        if not self._has_discrete_offsets(batch):
             ends = list(accumulate(counts))
             parts = [batch[end - count : end] for end, count in zip(ends, counts, strict=True)]
             return torch.cat([self(part, generator) for part in parts])
@@ -216,8 +216,8 @@ class Transform:
         ]
         return self._normalised(resample(batch.pixels, *matrices))
 
-    def _in_few_ways(self, batch: ImageBatch) -> bool:
-        """Tell whether all weights are known beforehand, to be looked up instead of computed."""
+    def _has_discrete_offsets(self, batch: ImageBatch) -> bool:
+        """Return whether all weights are known beforehand, to be looked up instead of computed."""
         return batch.one_size and isinstance(self.cut, PaddedRandomCrop | ResizedRandomCrop)
 
     def _draw(self, count: int, generator: torch.Generator) -> Tensor:
@@ -267,7 +267,7 @@ def _given(generator: torch.Generator | None) -> torch.Generator:
 def _normalisation(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Give factor and shift; kept on the device, since copying them there would wait for it."""
+    """Return factor and shift; kept on the device, since copying them there would wait for it."""
     shape = (1, len(mean), 1, 1)
     centre = torch.tensor(mean, device=device).view(shape)
     spread = torch.tensor(std, device=device).view(shape)

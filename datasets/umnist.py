@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from datasets.base import Facts, Labels
-from datasets.dataset import Progress
+from datasets.dataset import METRIC_TITLES, Progress, register
 from datasets.images import Images, MemoryImages
 from datasets.mnist import MnistDataset, as_tensor
 from datasets.transforms import PaddedRandomCrop, ResizedCentreCrop, Transform
@@ -70,14 +70,23 @@ DIGESTS = {
 }
 
 
+@register
 class Umnist(MnistDataset):
     """MNIST with a rare subclass."""
 
     name: ClassVar[str] = "umnist"
+    title: ClassVar[str] = "UMNIST"
+    order: ClassVar[int] = 40
+    table_metrics: ClassVar[tuple[str, ...]] = ("wga", "avg")
+    metric_titles: ClassVar[Mapping[str, str]] = {
+        **METRIC_TITLES,
+        "wga_3group": "WGA, 3 groups",
+        "wga_10digit": "WGA, 10 digits",
+    }
     config_type: ClassVar[type[UmnistConfig]] = UmnistConfig
 
     def facts(self, config: UmnistConfig) -> Facts:
-        """State the protocol's constants."""
+        """Return the protocol's constants."""
         by_digit = DIGIT_COUNTS[config.protocol]
         group_counts = {
             split: digits if config.groups == 10 else _three(digits)
@@ -98,7 +107,7 @@ class Umnist(MnistDataset):
             channels=1,
             train_transform=Transform(PaddedRandomCrop(4), 32, MEAN, STD, hflip=config.hflip),
             eval_transform=Transform(ResizedCentreCrop(32), 32, MEAN, STD),
-            alternates={"3group": THREE, "10digit": DIGITS},
+            extra_groupings={"3group": THREE, "10digit": DIGITS},
             label_digest=DIGESTS[config.protocol, config.groups],
         )
 

@@ -14,9 +14,10 @@ from typing import ClassVar
 import pandas as pd
 
 from datasets.base import Facts
+from datasets.dataset import register
 from datasets.photos import (
+    PhotoConfig,
     PhotoDataset,
-    check_resolution,
     photo_transforms,
     read_table,
     require_columns,
@@ -27,28 +28,22 @@ LABEL_DIGEST = "de7dafdd9139ca95f7d001e82ca286af732a37955aabda616d9f392dbd485ff5
 
 
 @dataclass(frozen=True)
-class WaterbirdsConfig:
-    """Which Waterbirds.
-
-    Attributes:
-        resolution: side of the images the network sees; the paper's is 224.
-    """
-
-    resolution: int = 224
-
-    def __post_init__(self) -> None:
-        check_resolution(self.resolution)
+class WaterbirdsConfig(PhotoConfig):
+    """Which Waterbirds."""
 
 
+@register
 class Waterbirds(PhotoDataset):
     """Birds whose background gives the class away, while training."""
 
     name: ClassVar[str] = "waterbirds"
+    title: ClassVar[str] = "Waterbirds"
+    order: ClassVar[int] = 10
     config_type: ClassVar[type[WaterbirdsConfig]] = WaterbirdsConfig
-    places: ClassVar[tuple[str, ...]] = (f"waterbirds/{RELEASE}", RELEASE, "waterbirds", ".")
+    search_paths: ClassVar[tuple[str, ...]] = (f"waterbirds/{RELEASE}", RELEASE, "waterbirds", ".")
 
     def facts(self, config: WaterbirdsConfig) -> Facts:
-        """State the protocol's constants."""
+        """Return the protocol's constants."""
         train, evaluate = photo_transforms(config.resolution)
         return Facts(
             name=self.name,
@@ -77,8 +72,8 @@ class Waterbirds(PhotoDataset):
             label_digest=LABEL_DIGEST,
         )
 
-    def holds(self, folder: Path) -> bool:
-        """Tell whether the released table is in `folder`."""
+    def matches(self, folder: Path) -> bool:
+        """Return whether the released table is in `folder`."""
         path = folder / "metadata.csv"
         if not path.is_file():
             return False

@@ -11,13 +11,13 @@ import json
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 from datasets.errors import DataCorrupt, DataMissing
-from datasets.fetch import download, get_command
+from datasets.fetch import Log, download, get_command
 
-Log = Callable[[str], None]
+FETCHED_BACKBONES = ("resnet50", "resnet50.tv_in1k")
+"""The networks whose weights `bench data get weights` fetches."""
 
 WEIGHTS_REPOSITORY = "timm/resnet50.tv_in1k"
 WEIGHTS_FILE = "resnet50.tv_in1k.safetensors"

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class WeightAverage(nn.Module):
-    """A twin of a model whose weights follow the model's: w <- d w + (1 - d) new.
+    """A copy of a model whose weights follow the model's: w <- d w + (1 - d) new.
 
     The decay d starts low, (1 + n) / (10 + n) after n steps, so that the first weights, which are
     often random, are soon forgotten.
@@ -27,7 +27,7 @@ class WeightAverage(nn.Module):
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__()
         self.decay = decay
-        self.twin = copy.deepcopy(model).requires_grad_(False)
+        self.averaged_model = copy.deepcopy(model).requires_grad_(False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     @torch.no_grad()
@@ -35,30 +35,32 @@ class WeightAverage(nn.Module):
         """Follow the model by one step."""
         steps = int(self.steps)
         decay = min(self.decay, (1 + steps) / (10 + steps))
-        torch._foreach_lerp_(list(self.twin.parameters()), list(model.parameters()), 1 - decay)
+        own: list[Tensor] = list(self.averaged_model.parameters())
+        torch._foreach_lerp_(own, list(model.parameters()), 1 - decay)
         self.steps += 1
 
     @torch.no_grad()
-    def settle(
+    def update_batch_norm(
         self, model: nn.Module, set_mode: Callable[[nn.Module], Any], batches: Iterable[Tensor]
     ) -> nn.Module:
-        """Give the twin statistics that fit its weights, and return it.
+        """Take batch-norm statistics that fit the averaged weights; return the averaged model.
 
         Only batch-norms that `set_mode` trains are estimated again, from the batches; all other
         buffers are the model's.
         """
-        for own, source in zip(self.twin.buffers(), model.buffers(), strict=True):
+        for own, source in zip(self.averaged_model.buffers(), model.buffers(), strict=True):
             own.copy_(source)
-        set_mode(self.twin)
-        norms = [m for m in self.twin.modules() if isinstance(m, _BatchNorm) and m.training]
+        set_mode(self.averaged_model)
+        modules = self.averaged_model.modules()
+        norms = [m for m in modules if isinstance(m, _BatchNorm) and m.training]
         if not norms:
-            return self.twin
+            return self.averaged_model
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # the plain mean over the batches
         for images in batches:
-            self.twin(images)
+            self.averaged_model(images)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        return self.twin
+        return self.averaged_model

@@ -1,4 +1,4 @@
-"""Networks from images to features: two LeNets and whatever timm has.
+"""Networks from images to features, and classifiers on them: two LeNets and all that timm has.
 
 LeNet-4 is GEORGE's for UMNIST, LeNet-5 is CnC's for CMNIST; ResNet-50 is torchvision's, through
 timm (`resnet50`, weights `resnet50.tv_in1k`). The LeNets pool before the ReLU rather than after
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,15 @@ from torch.nn import functional
 
 from datasets.base import BackboneSpec, Task
 from datasets.errors import DataCorrupt, DataMissing, UsageError
-from methods.base import Context
-from methods.randomness import isolated_randomness
-from methods.torchvision_shim import import_timm
+from methods.base import Context, Fitted, NetworkSpec
+from methods.torchvision_shim import declare_missing_operators, import_timm
+from methods.training import isolated_randomness
 
 LENETS = ("lenet4", "lenet5")
 CONVOLUTIONS = 6  # layers of a LeNet before what is different in the two
+
+# Now, since a fitted network that comes from another process imports timm by being unpickled.
+declare_missing_operators()
 
 
 class Backbone(nn.Module):
@@ -123,6 +127,25 @@ def build_classifier(task: Task, ctx: Context, name: str) -> Classifier:
     # Channels-last is twice as fast for the LeNets on a CPU, and what tensor cores want on a GPU.
     classifier.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return classifier
+
+
+class FittedClassifier(Fitted):
+    """An ordinary network that maps images to class logits."""
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Score the classes."""
+        scores: Tensor = self.module(images)
+        return scores
+
+
+class SingleNetworkMethod:
+    """Mixed into methods that end with a `FittedClassifier`: how to load one again."""
+
+    def load_fitted(self, spec: NetworkSpec, config: Any, weights: dict[str, Tensor]) -> Fitted:
+        """Fill a network of the same kind."""
+        model = Classifier(build_backbone(spec.backbone, spec.channels), len(spec.codes))
+        model.load_state_dict(weights)
+        return FittedClassifier(model.eval())
 
 
 def build_backbone(spec: BackboneSpec, channels: int) -> Backbone:

@@ -8,6 +8,7 @@ register through the entry-point group `bench.methods`.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -31,9 +32,10 @@ BUILT_IN = (
     "methods.cnc",
     "methods.george",
     "methods.exmap",
-    "methods.nct.method",
+    "methods.nct.builder",
     "methods.nct.plus",
 )
+NAME = re.compile("[a-z][a-z0-9_]*")  # run ids, file names and `--set` keys are made of it
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,27 @@ class Supervision:
     train_groups: bool = False
     val_groups: bool = False
     interpretable: bool = False
+
+    def covers(self, other: Supervision) -> bool:
+        """Return whether every group label that `other` grants is granted here as well."""
+        return self.train_groups >= other.train_groups and self.val_groups >= other.val_groups
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A piece of a fit that is computed once for all runs that ask for the same one.
+
+    Attributes:
+        name: of its kind.
+        config: all settings that its result depends on, as a dataclass.
+        version: raised when what is computed changes.
+        needs: the group labels it reads; its task is narrowed to them.
+    """
+
+    name: str
+    config: Any
+    version: int
+    needs: Supervision = field(default_factory=Supervision)
 
 
 @dataclass(frozen=True)
@@ -54,12 +77,20 @@ class StageResult:
 
 
 @dataclass(frozen=True)
-class SharedStage:
-    """A stage that a fit is going to ask for, named before the fit runs."""
+class Selected:
+    """Which model a fit kept, and by what.
 
-    name: str
-    config: Any
-    version: int
+    Attributes:
+        rule: what candidates were scored by.
+        value: the score of the one that was kept.
+        epoch: the epoch it is from, counted from 0; None where no epochs were compared.
+        epochs_run: how many epochs there were; None where no epochs were compared.
+    """
+
+    rule: str
+    value: float
+    epoch: int | None = None
+    epochs_run: int | None = None
 
 
 class Context(Protocol):
@@ -82,15 +113,15 @@ class Context(Protocol):
         ...
 
     def stage(
-        self, name: str, config: Any, compute: Callable[[Context], StageResult], version: int
+        self, stage: Stage, task: Task, compute: Callable[[Task, Context], StageResult]
     ) -> StageResult:
-        """Compute a piece of work once for every job that asks for the same one.
+        """Compute a piece of work once for every run that asks for the same one.
 
-        Raise `version` when what is computed changes.
+        `compute` receives the task narrowed to what the stage needs, and a context of its own.
         """
         ...
 
-    def history(self, where: dict[str, Any], **row: float) -> None:
+    def history(self, where: dict[str, object], **row: float) -> None:
         """Keep one line of the training history; `where` names it (stage, epoch, ...)."""
         ...
 
@@ -98,12 +129,12 @@ class Context(Protocol):
         """Count images that went through the network."""
         ...
 
-    def report(self, **progress: Any) -> None:
-        """Tell whoever watches how far the work has come."""
+    def report(self, **progress: object) -> None:
+        """Report how far the work has come."""
         ...
 
-    def audit(self, where: dict[str, Any], val_outputs: Tensor, module: nn.Module) -> None:
-        """Let the harness look at the model; nothing comes back.
+    def audit(self, where: dict[str, object], val_outputs: Tensor, module: nn.Module) -> None:
+        """Show the model to the harness; nothing comes back.
 
         Outputs are one column a class, or as many for each class as it has leaves, in order.
         """
@@ -123,29 +154,56 @@ class Fitted(ABC):
 
     Attributes:
         module: the network, for keeping its weights.
+        selection: which model was kept, and by what.
+        details: what else belongs in the record, under one key of the method's own.
         partition: the group each sample of a split was inferred to belong to, if any.
         partition_split: which split that is.
-        facts: what else belongs in the record, by name.
         snapshots: the model at earlier iterations, for methods that go through several.
+        tree_key: for trees, the key in `details` under which there is a list `iterations`, one
+            entry a snapshot.
     """
 
-    module: nn.Module
-    partition: Tensor | None = None
-    partition_split: Literal["train", "val"] = "train"
-    facts: dict[str, Any]
-    snapshots: tuple[Fitted, ...] = ()
+    tree_key: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        selection: Selected | None = None,
+        details: dict[str, object] | None = None,
+        partition: Tensor | None = None,
+        partition_split: Literal["train", "val"] = "train",
+        snapshots: tuple[Fitted, ...] = (),
+    ) -> None:
+        self.module = module
+        self.selection = selection
+        self.details = details or {}
+        self.partition = partition
+        self.partition_split = partition_split
+        self.snapshots = snapshots
 
     @abstractmethod
     def logits(self, images: Tensor) -> Tensor:
         """Score the classes of a batch of transformed images."""
 
     def leaf(self, images: Tensor) -> Tensor | None:
-        """Name the latent group of each image, where the method has one at inference."""
+        """Return the latent group of each image, where the method has one at inference."""
         return None
+
+    def leaf_logits(self, images: Tensor) -> Tensor | None:
+        """Score every latent group of a batch, in the order of `leaf_names`, where there are any.
+
+        A group that no image can be assigned to scores minus infinity.
+        """
+        return None
+
+    def leaf_names(self) -> tuple[str, ...]:
+        """Return the names of the latent groups that `leaf` numbers."""
+        return ()
 
 
 @dataclass(frozen=True)
-class Shape:
+class NetworkSpec:
     """What has to be known to build a network again: its backbone, its input, its classes."""
 
     backbone: BackboneSpec
@@ -154,32 +212,50 @@ class Shape:
 
 
 class Method(ABC):
-    """One method; instances hold no state."""
+    """One method; instances hold no state.
+
+    Attributes:
+        title: how tables and figures spell it.
+        order: its place in tables, lowest first.
+        reference: the paper it is from, in short.
+        tree: whether what it fits is a tree with leaves and iterations.
+        distribution: the installed package that brought it; None for those of this repository.
+    """
 
     name: ClassVar[str]
     version: ClassVar[int]
     config_type: ClassVar[type[Any]]
+    title: ClassVar[str]
+    order: ClassVar[int]
+    reference: ClassVar[str]
+    tree: ClassVar[bool] = False
+    distribution: str | None = None
 
     @property
     def training_name(self) -> str:
         """Name of the last training, or what the names of its parts begin with."""
         return self.name
 
+    def version_of(self, config: Any) -> int:
+        """Return the version of the method under these settings.
+
+        A change that concerns some settings only raises the version under those alone.
+        """
+        return self.version
+
     def supervision(self, config: Any) -> Supervision:
-        """State what the method, so configured, may see."""
+        """Return what the method, so configured, may see."""
         return Supervision()
 
-    def shared_stage(self, config: Any) -> SharedStage | None:
-        """Name the stage that other runs may share, so that a cluster can have it made once.
+    def stages(self, config: Any) -> tuple[Stage, ...]:
+        """Return the stages that a fit asks for, in the order in which they are finished.
 
-        By default it is the ERM that the config carries under `erm`.
+        A launcher can then have a stage that several runs share made once, before the others start.
         """
-        as_stage = getattr(getattr(config, "erm", None), "as_stage", None)
-        stage: SharedStage | None = as_stage() if as_stage is not None else None
-        return stage
+        return ()
 
-    def scored_by(self, config: Any) -> tuple[str, ...]:
-        """Name the rules that may score the epochs of the last training, if a fit ends with one.
+    def selection_rules(self, config: Any) -> tuple[str, ...]:
+        """Return the rules that may score the epochs of the last training, if a fit ends with one.
 
         By default it is the config's own `selection`. That training is called `training_name`.
         """
@@ -194,8 +270,8 @@ class Method(ABC):
     def search_space(self, trial: Any, task: Task) -> Any:
         """Draw a configuration from an Optuna trial."""
 
-    def revive(self, shape: Shape, config: Any, weights: dict[str, Tensor]) -> Fitted:
-        """Build the fitted model again from kept weights; methods with a plain network do."""
+    def load_fitted(self, spec: NetworkSpec, config: Any, weights: dict[str, Tensor]) -> Fitted:
+        """Build the fitted model again from kept weights."""
         raise UsageError(f"models of {self.name} cannot be loaded again")
 
 
@@ -203,8 +279,30 @@ METHODS: dict[str, Method] = {}
 MethodType = TypeVar("MethodType", bound=type[Method])
 
 
-def register(name: str, *, version: int, config: type[Any]) -> Callable[[MethodType], MethodType]:
-    """Add a method under a name; raise `version` when its behaviour changes."""
+def register(
+    name: str,
+    *,
+    version: int,
+    config: type[Any],
+    title: str = "",
+    order: int = 100,
+    reference: str = "",
+) -> Callable[[MethodType], MethodType]:
+    """Add a method under a name; raise `version` when its behaviour changes.
+
+    Args:
+        name: lower-case letters, digits and underscores, a letter first.
+        version: part of what makes two runs the same run.
+        config: the class of its settings.
+        title: how tables and figures spell it; the name by default.
+        order: its place in tables, lowest first; the paper's methods have 10 to 95.
+        reference: the paper it is from, in short.
+    """
+    if NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"'{name}' cannot be the name of a method",
+            "use lower-case letters, digits and underscores, beginning with a letter",
+        )
 
     def add(method: MethodType) -> MethodType:
         known = METHODS.get(name)
@@ -215,6 +313,7 @@ def register(name: str, *, version: int, config: type[Any]) -> Callable[[MethodT
                 "rename one of them",
             )
         method.name, method.version, method.config_type = name, version, config
+        method.title, method.order, method.reference = title or name, order, reference
         METHODS[name] = method()
         return method
 
@@ -226,20 +325,33 @@ def load_methods() -> dict[str, Method]:
     for module in BUILT_IN:
         importlib.import_module(module)
     for entry in _plug_ins(tuple(sys.path)):
-        entry.load()
+        before = dict(METHODS)
+        distribution = entry.dist.name if entry.dist is not None else None
+        try:
+            entry.load()
+        except Exception as error:
+            cause = error.message if isinstance(error, UsageError) else repr(error)
+            raise UsageError(
+                f"the plug-in '{entry.name}' ({entry.value}) of "
+                f"{distribution or 'an unknown distribution'} cannot be loaded: {cause}",
+                f"repair it, or remove it (pip uninstall {distribution or entry.module})",
+            ) from error
+        for name, method in METHODS.items():
+            # Its module may have been imported before, by the user or in unpickling.
+            inside = f"{type(method).__module__}.".startswith(f"{entry.module}.")
+            if inside or before.get(name) is not method:
+                method.distribution = distribution
     return METHODS
 
 
 @cache
 def _plug_ins(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Look for plug-ins once for every search path: it takes a look at each installed package."""
+    """Look for plug-ins once for every search path, since every installed package is read."""
     return tuple(entry_points(group="bench.methods"))
 
 
 def get_method(name: str) -> Method:
     """Find a method, or suggest the nearest name."""
-    if name in METHODS:  # looking for plug-ins takes a while, and a grid asks thousands of times
-        return METHODS[name]
     known = load_methods()
     if name in known:
         return known[name]

@@ -1,9 +1,12 @@
-"""Splitting the samples of one class into clusters, as GEORGE does.
+"""Splitting samples into clusters, as GEORGE does within a class.
 
 The number of clusters is the one with the best macro silhouette (the mean over clusters of a
 cluster's mean silhouette, so that a small cluster counts like a large one). Over-clustering then
 tries to split every cluster further, and keeps those sub-clusters that are more compact, harder
 and large enough. Fitted on training points; validation points are only assigned.
+
+The silhouette of a point is (b - a) / max(a, b), with a its mean distance to the others of its
+cluster and b that to the nearest other cluster; it is 0 for a point that is alone in its cluster.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from methods.optimisation import demand
-from methods.silhouette import Floats, Ints, macro_silhouette, means, silhouettes
+from datasets.config import require
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 STARTS = 3  # of a fit, of which the best is taken
@@ -34,7 +38,7 @@ class ClusterConfig:
         size_floor: fewest training samples, and fewest validation samples, of a sub-cluster.
         size_share: fewest training samples of a sub-cluster, as a share of its class.
         silhouette_sample: silhouettes cost the square of the samples, so that of more than this
-            many a random subset is judged; in one dimension always all, since sorting is cheap.
+            many a random subset is scored; in one dimension always all, since sorting is cheap.
     """
 
     clusterer: Literal["gmm", "kmeans"] = "gmm"
@@ -46,16 +50,16 @@ class ClusterConfig:
     silhouette_sample: int = 10_000
 
     def __post_init__(self) -> None:
-        demand(
+        require(
             self.max_clusters >= 2, f"max_clusters must be at least 2 but got {self.max_clusters}"
         )
-        demand(
+        require(
             self.overcluster_factor >= 2,
             f"overcluster_factor must be at least 2 but got {self.overcluster_factor}",
         )
-        demand(self.size_floor >= 1, f"size_floor must be at least 1 but got {self.size_floor}")
-        demand(0 <= self.size_share < 1, f"size_share must be in [0, 1) but got {self.size_share}")
-        demand(
+        require(self.size_floor >= 1, f"size_floor must be at least 1 but got {self.size_floor}")
+        require(0 <= self.size_share < 1, f"size_share must be in [0, 1) but got {self.size_share}")
+        require(
             self.silhouette_sample >= 100,
             f"silhouette_sample must be at least 100 but got {self.silhouette_sample}",
         )
@@ -69,14 +73,14 @@ class Clusters:
         train, val: the cluster of every sample.
         base: clusters before over-clustering.
         silhouette: their macro silhouette; None for a class that was not split.
-        judged: training samples whose silhouettes were computed.
+        scored: training samples whose silhouettes were computed.
     """
 
     train: Ints
     val: Ints
     base: int = 1
     silhouette: float | None = None
-    judged: int = 0
+    scored: int = 0
 
     @property
     def count(self) -> int:
@@ -84,8 +88,8 @@ class Clusters:
         return int(max(self.train.max(initial=-1), self.val.max(initial=-1))) + 1
 
 
-def whole(train: int, val: int) -> Clusters:
-    """Leave a class of so many samples in one piece."""
+def single_cluster(train: int, val: int) -> Clusters:
+    """Return all samples of a class, so many of each split, as one cluster."""
     return Clusters(np.zeros(train, dtype=np.int64), np.zeros(val, dtype=np.int64))
 
 
@@ -99,33 +103,33 @@ def split_class(
         val: likewise.
         losses: of the training samples; over-clustering looks for hard ones.
         config: how to split.
-        seed: of fits and of the judged subset.
+        seed: of fits and of the scored subset.
     """
-    judged = np.arange(len(train))
+    scored = np.arange(len(train))
     if train.shape[1] > 1 and len(train) > config.silhouette_sample:
         rng = np.random.default_rng(seed)
-        judged = np.sort(rng.choice(len(train), config.silhouette_sample, replace=False))
-    model, score = best_fit(train, judged, config, seed)
+        scored = np.sort(rng.choice(len(train), config.silhouette_sample, replace=False))
+    model, score = best_fit(train, scored, config, seed)
     if model is None:
-        return whole(len(train), len(val))
+        return single_cluster(len(train), len(val))
     found = assign(model, train), assign(model, val)
     base = len(np.unique(found[0]))
     if config.overcluster:
-        found = split_further(train, val, *found, losses, judged, config, seed)
+        found = split_further(train, val, *found, losses, scored, config, seed)
     # Number the clusters anew, without those that nothing fell into.
     dense = np.unique(np.concatenate(found), return_inverse=True)[1]
-    return Clusters(dense[: len(train)], dense[len(train) :], base, score, len(judged))
+    return Clusters(dense[: len(train)], dense[len(train) :], base, score, len(scored))
 
 
 def best_fit(
-    points: Floats, judged: Ints, config: ClusterConfig, seed: int
+    points: Floats, scored: Ints, config: ClusterConfig, seed: int
 ) -> tuple[Any | None, float]:
-    """Fit every number of clusters; give the best, the larger of equals, or None if none is."""
+    """Fit every number of clusters; return the best, the larger of equals, or None if none is."""
     best, best_score = None, -np.inf
     for k in range(2, min(config.max_clusters, len(points) - 1) + 1):
         model = fit_clusters(points, k, config, seed)
-        labels = assign(model, points)[judged]
-        score = macro_silhouette(silhouettes(points[judged], labels), labels)
+        labels = assign(model, points)[scored]
+        score = macro_silhouette(silhouettes(points[scored], labels), labels)
         if score >= best_score:  # never true of the NaN that a single cluster has
             best, best_score = model, score
     return best, best_score
@@ -146,7 +150,7 @@ def fit_clusters(points: Floats, k: int, config: ClusterConfig, seed: int) -> An
 
 
 def assign(model: Any, points: Floats) -> Ints:
-    """Name the cluster of each point; there may be none to name."""
+    """Return the cluster of each point; there may be no points."""
     labels = model.predict(points) if len(points) else []
     return np.asarray(labels, dtype=np.int64)
 
@@ -157,7 +161,7 @@ def split_further(
     base: Ints,
     val_base: Ints,
     losses: Floats,
-    judged: Ints,
+    scored: Ints,
     config: ClusterConfig,
     seed: int,
 ) -> tuple[Ints, Ints]:
@@ -173,26 +177,26 @@ def split_further(
             model = fit_clusters(train[own], factor, config, seed)
             sub[own] += assign(model, train[own])
             val_sub[val_own] += assign(model, val[val_own])
-    before, after = (silhouettes(train[judged], ids[judged]) for ids in (base, sub))
+    before, after = (silhouettes(train[scored], ids[scored]) for ids in (base, sub))
     count = int(max(base.max(), val_base.max(initial=0))) + 1
-    keep = worth_keeping(sub, val_sub, count * factor, losses, judged, before, after, config)
+    keep = kept_subclusters(sub, val_sub, count * factor, losses, scored, before, after, config)
     return (
         np.where(keep[sub], count + sub, base),
         np.where(keep[val_sub], count + val_sub, val_base),
     )
 
 
-def worth_keeping(
+def kept_subclusters(
     sub: Ints,
     val_sub: Ints,
     count: int,
     losses: Floats,
-    judged: Ints,
+    scored: Ints,
     before: Floats,
     after: Floats,
     config: ClusterConfig,
 ) -> Bools:
-    """Tell which of `count` sub-clusters are more compact, no easier, and large enough.
+    """Return which of `count` sub-clusters are more compact, no easier, and large enough.
 
     Args:
         sub: sub-cluster of each training sample; `overcluster_factor` of them in order make up a
@@ -200,13 +204,13 @@ def worth_keeping(
         val_sub: sub-cluster of each validation sample.
         count: how many sub-clusters there may be; some can be empty, in training or validation.
         losses: of the training samples.
-        judged: the training samples that have silhouettes.
+        scored: the training samples that have silhouettes.
         before: their silhouettes among the clusters.
         after: their silhouettes among the sub-clusters.
         config: the limits.
     """
     parent = np.arange(count) // config.overcluster_factor
-    was, now = (means(values, sub[judged], count) for values in (before, after))
+    was, now = (means(values, sub[scored], count) for values in (before, after))
     compact = now > np.maximum(was, 0.0)
     cluster_losses = means(losses, sub // config.overcluster_factor, count)
     hard = means(losses, sub, count) >= cluster_losses[parent]
@@ -215,3 +219,84 @@ def worth_keeping(
     large = size >= max(config.size_share * len(sub), config.size_floor)
     kept: Bools = compact & hard & large & (val_size >= config.size_floor)
     return kept
+
+
+def means(values: Floats, ids: Ints, count: int) -> Floats:
+    """Average values by id; NaN where there are none."""
+    with np.errstate(invalid="ignore"):
+        averages: Floats = np.bincount(ids, values, minlength=count) / np.bincount(
+            ids, minlength=count
+        )
+    return averages
+
+
+def macro_silhouette(values: Floats, labels: Ints) -> float:
+    """Average each cluster's mean silhouette over the clusters that have samples."""
+    by_cluster = means(values, labels, int(labels.max()) + 1)
+    return float(by_cluster[np.bincount(labels) > 0].mean())
+
+
+def silhouettes(points: Floats, labels: Ints) -> Floats:
+    """Compute every point's silhouette; NaN where all points are in one cluster."""
+    clusters = len(np.unique(labels))
+    if clusters == 1:
+        return np.full(len(points), np.nan)
+    if clusters == len(points):  # scikit-learn refuses what is 0 by definition
+        return np.zeros(len(points))
+    if points.shape[1] == 1:
+        return silhouettes_on_a_line(points[:, 0], labels)
+    from sklearn import config_context
+    from sklearn.metrics import silhouette_samples
+
+    with config_context(working_memory=128):  # in MB; its default of 1024 is not faster
+        values: Floats = silhouette_samples(points, labels)
+    return values
+
+
+def silhouettes_on_a_line(x: Floats, labels: Ints) -> Floats:
+    """Compute exact silhouettes in one dimension from sorted clusters and their running sums."""
+    x = x - x.mean()
+    rows, sizes = np.arange(len(x)), np.bincount(labels)
+    distance = np.full((len(x), len(sizes)), np.inf)  # mean distance to each cluster
+    for cluster in np.flatnonzero(sizes):
+        own = np.sort(x[labels == cluster])
+        sums = np.concatenate([[0.0], own.cumsum()])
+        below = np.searchsorted(own, x)
+        left = below * x - sums[below]
+        right = sums[-1] - sums[below] - (len(own) - below) * x
+        distance[:, cluster] = (left + right) / len(own)
+    # Equal points should be at distance 0, but differences of sums are rounded.
+    distance[distance < 1e-10 * (np.ptp(x) or 1.0)] = 0.0
+    others = sizes[labels] - 1  # a point's distance to itself does not count
+    within = distance[rows, labels] * sizes[labels] / np.maximum(others, 1)
+    distance[rows, labels] = np.inf
+    nearest = distance.min(axis=1)
+    larger = np.maximum(within, nearest)
+    values: Floats = (nearest - within) / np.where(larger > 0, larger, 1.0)
+    values[others == 0] = 0.0
+    return values
+
+
+def umap_embedding(
+    points: NDArray[Any],
+    others: NDArray[Any],
+    seed: int,
+    *,
+    neighbours: int = 15,
+    min_dist: float = 0.1,
+    epochs: int | None = None,
+) -> tuple[Floats, Floats]:
+    """Lay points out in the plane with UMAP, and place others, if there are any, among them."""
+    from umap import UMAP
+
+    layout = UMAP(
+        n_components=2,
+        n_neighbors=neighbours,
+        min_dist=min_dist,
+        n_epochs=epochs,
+        random_state=seed,
+        transform_seed=seed,
+        n_jobs=1,  # more would make the layout depend on how threads interleave
+    )
+    plane = layout.fit_transform(points).astype(np.float64)
+    return plane, layout.transform(others).astype(np.float64) if len(others) else plane[:0]

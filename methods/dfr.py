@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from datasets.base import Task
-from methods.backbones import Classifier
-from methods.base import Context, Fitted, Method, Supervision, register
-from methods.classifier import FittedClassifier, PlainNetwork
-from methods.erm import ErmConfig, train_erm
+from methods.backbones import Classifier, FittedClassifier, SingleNetworkMethod
+from methods.base import Context, Fitted, Method, Stage, Supervision, register
+from methods.erm import ErmConfig, erm_stage, train_erm
 from methods.logistic import Standardiser
 from methods.presets import preset_config
 from methods.retraining import RetrainConfig, extract_features, retrain_head
@@ -38,21 +37,27 @@ class DfrConfig(RetrainConfig):
         )
 
 
-@register("dfr", version=1, config=DfrConfig)
-class Dfr(PlainNetwork, Method):
+@register(
+    "dfr", version=1, config=DfrConfig, title="DFR", order=50, reference="Kirichenko et al. 2023"
+)
+class Dfr(SingleNetworkMethod, Method):
     """Keep ERM's features and fit the last layer again."""
 
     def supervision(self, config: DfrConfig) -> Supervision:
-        """Know the validation groups."""
+        """Return access to the validation groups."""
         return Supervision(val_groups=True)
+
+    def stages(self, config: DfrConfig) -> tuple[Stage, ...]:
+        """Return the base model."""
+        return (erm_stage(config.erm),)
 
     def fit(self, task: Task, config: DfrConfig, ctx: Context) -> Fitted:
         """Train by ERM, then replace its last layer by the average of balanced fits."""
         network = train_erm(task, config.erm, ctx).module
         assert isinstance(network, Classifier)
         scale = Standardiser.of(extract_features(network, task.train, task, ctx))
-        facts = retrain_head(network, task, task.val.groups, scale, config, ctx)
-        return FittedClassifier(network, facts)
+        selected, details = retrain_head(network, task, task.val.groups, scale, config, ctx)
+        return FittedClassifier(network, selection=selected, details=details)
 
     def search_space(self, trial: Any, task: Task) -> DfrConfig:
         """Search C, as the NCT paper does, instead of choosing it within the fit."""

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from datasets.base import Task
+from datasets.config import require
 from datasets.errors import BenchError
-from methods.base import Context, Fitted, Method, StageResult, Supervision, register
-from methods.classifier import PlainNetwork
-from methods.erm import ErmConfig, train_erm
+from methods.backbones import SingleNetworkMethod
+from methods.base import Context, Fitted, Method, Stage, StageResult, Supervision, register
+from methods.erm import ErmConfig, erm_stage, train_erm
 from methods.groupdro import GroupDroConfig, train_groupdro
-from methods.optimisation import demand
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
 
@@ -58,9 +58,9 @@ class EiilConfig(GroupDroConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(self.inference_steps >= 1, "inference_steps must be at least 1")
-        demand(self.inference_lr > 0, "inference_lr must be positive")
-        demand(self.inference_eps > 0, "inference_eps must be positive")
+        require(self.inference_steps >= 1, "inference_steps must be at least 1")
+        require(self.inference_lr > 0, "inference_lr must be positive")
+        require(self.inference_eps > 0, "inference_eps must be positive")
 
     def quick(self) -> EiilConfig:
         """Cut to a smoke run."""
@@ -108,8 +108,8 @@ def infer_environments(gradients: Tensor, start: Tensor, config: InferenceConfig
     return (soft.detach() > 0).long()
 
 
-def find_environments(task: Task, config: EiilConfig, ctx: Context) -> tuple[Tensor, float]:
-    """Infer the environments; also give the share on which they agree with the closed form."""
+def environment_stage(config: EiilConfig) -> Stage:
+    """Return the stage that infers the environments, with the reference model inside."""
     inference = InferenceConfig(
         config.erm,
         config.inference,
@@ -117,8 +117,14 @@ def find_environments(task: Task, config: EiilConfig, ctx: Context) -> tuple[Ten
         config.inference_lr,
         config.inference_eps,
     )
+    return Stage("eiil-environments", inference, STAGE_VERSION, erm_stage(config.erm).needs)
 
-    def compute(ctx: Context) -> StageResult:
+
+def find_environments(task: Task, config: EiilConfig, ctx: Context) -> tuple[Tensor, float]:
+    """Infer the environments; also return the share on which they agree with the closed form."""
+    stage = environment_stage(config)
+
+    def compute(task: Task, ctx: Context) -> StageResult:
         reference = train_erm(task, config.erm, ctx)
         images = EvalImages(task.train.images, task.eval_transform)
         logits = predict_with(reference.module, images)
@@ -126,22 +132,28 @@ def find_environments(task: Task, config: EiilConfig, ctx: Context) -> tuple[Ten
         gradients = scale_gradients(logits, task.train.y)
         generator = torch.Generator().manual_seed(ctx.seed("eiil", "assignment"))
         start = torch.randn(len(gradients), generator=generator)
-        environments = infer_environments(gradients, start, inference)
+        environments = infer_environments(gradients, start, stage.config)
         same = float((environments == (gradients > 0)).double().mean())
         # Which part is called 0 depends on the draw.
         return StageResult({"environments": environments}, {"agreement": max(same, 1 - same)})
 
-    result = ctx.stage("eiil-environments", inference, compute, STAGE_VERSION)
+    result = ctx.stage(stage, task, compute)
     return result.tensors["environments"], float(result.facts["agreement"])
 
 
-@register("eiil", version=1, config=EiilConfig)
-class Eiil(PlainNetwork, Method):
+@register(
+    "eiil", version=1, config=EiilConfig, title="EIIL", order=40, reference="Creager et al. 2021"
+)
+class Eiil(SingleNetworkMethod, Method):
     """Infer environments from a reference model's mistakes, then be robust to them."""
 
     def supervision(self, config: EiilConfig) -> Supervision:
-        """Know the validation groups, to choose the model."""
+        """Return access to the validation groups, by which the model is chosen."""
         return Supervision(val_groups=True)
+
+    def stages(self, config: EiilConfig) -> tuple[Stage, ...]:
+        """Return the reference model, and the environments it leads to."""
+        return erm_stage(config.erm), environment_stage(config)
 
     def fit(self, task: Task, config: EiilConfig, ctx: Context) -> Fitted:
         """Infer two environments and run GroupDRO over environment x class."""
@@ -156,7 +168,7 @@ class Eiil(PlainNetwork, Method):
         groups = environments * len(task.classes) + task.train.y
         fitted = train_groupdro(task, groups, config, ctx, "eiil")
         fitted.partition = environments
-        fitted.facts["eiil"] = {
+        fitted.details["eiil"] = {
             "inference": config.inference,
             "agreement_with_closed_form": agreement,
             "environment_sizes": sizes,

@@ -8,16 +8,24 @@ Deviations: GEORGE chooses the epoch by validation accuracy re-weighted to the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from datasets.base import Task
-from methods.backbones import build_classifier
-from methods.base import Context, Fitted, Method, SharedStage, StageResult, register
-from methods.classifier import FittedClassifier, PlainNetwork
+from methods.backbones import FittedClassifier, SingleNetworkMethod, build_classifier
+from methods.base import (
+    Context,
+    Fitted,
+    Method,
+    Selected,
+    Stage,
+    StageResult,
+    Supervision,
+    register,
+)
 from methods.optimisation import TrainConfig
 from methods.presets import preset_config
-from methods.stacking import Stackable
+from methods.selection import WORST_GROUP_RULES
 from methods.training import Training
 
 STAGE_VERSION = 1  # of what `train_erm` computes, for every method that builds on it
@@ -27,45 +35,38 @@ STAGE_VERSION = 1  # of what `train_erm` computes, for every method that builds 
 class ErmConfig(TrainConfig):
     """ERM has no knobs of its own."""
 
-    def as_stage(self) -> SharedStage:
-        """Name the stage that `train_erm` asks for."""
-        return SharedStage("erm", self, STAGE_VERSION)
 
-
-def erm_training(task: Task, config: TrainConfig, ctx: Context) -> Training:
-    """Describe the training, with a fresh network."""
-    return Training(build_classifier(task, ctx, "erm"), task, config, ctx, name="erm")
+def erm_stage(config: TrainConfig) -> Stage:
+    """Return the stage that `train_erm` asks for."""
+    needs = Supervision(val_groups=config.selection in WORST_GROUP_RULES)
+    return Stage("erm", config, STAGE_VERSION, needs)
 
 
 def train_erm(task: Task, config: TrainConfig, ctx: Context) -> FittedClassifier:
     """Train by ERM, as a stage that every method asking for the same one shares."""
 
-    def compute(ctx: Context) -> StageResult:
-        training = erm_training(task, config, ctx)
-        trained = training.run()
-        return StageResult(dict(training.model.state_dict()), {"selection": trained.as_facts()})
+    def compute(task: Task, ctx: Context) -> StageResult:
+        model = build_classifier(task, ctx, "erm")
+        selected = Training(model, task, config, ctx, name="erm").run()
+        return StageResult(dict(model.state_dict()), {"selection": asdict(selected)})
 
-    result = ctx.stage("erm", config, compute, version=STAGE_VERSION)
+    result = ctx.stage(erm_stage(config), task, compute)
     model = build_classifier(task, ctx, "erm")
     model.load_state_dict(result.tensors)
-    return FittedClassifier(model, dict(result.facts))
+    return FittedClassifier(model, selection=Selected(**result.facts["selection"]))
 
 
-@register("erm", version=1, config=ErmConfig)
-class Erm(PlainNetwork, Stackable, Method):
+@register("erm", version=1, config=ErmConfig, title="ERM", order=60, reference="Vapnik 1998")
+class Erm(SingleNetworkMethod, Method):
     """Minimise the mean cross-entropy."""
 
-    def shared_stage(self, config: ErmConfig) -> SharedStage:
-        """Name the training itself: other methods begin with it."""
-        return config.as_stage()
+    def stages(self, config: ErmConfig) -> tuple[Stage, ...]:
+        """Return the training itself: other methods begin with it."""
+        return (erm_stage(config),)
 
     def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
         """Train one network on all samples alike."""
         return train_erm(task, config, ctx)
-
-    def training(self, task: Task, config: ErmConfig, ctx: Context) -> Training:
-        """Describe the same training, to be stacked."""
-        return erm_training(task, config, ctx)
 
     def search_space(self, trial: Any, task: Task) -> ErmConfig:
         """Search the rates; the rest is the preset's."""

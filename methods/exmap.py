@@ -10,34 +10,65 @@ Deviations: every draw is seeded by the run, and a run retrains once (20 fits av
     torchvision's second set). More than two classes: the relevance is that of the predicted one of
     them all, and the layer is fitted one class against the rest. liblinear stops at a tolerance of
     1e-2 instead of 1e-4. On ISIC the penalty is chosen by the worst pair's AUROC.
+
+Heatmaps are made by layer-wise relevance propagation with zennit: a prediction's relevance, 1, is
+handed down layer by layer, at each in proportion to what the inputs contributed to the output; in
+convolutions the contributions that agree with the output's sign count `1 + gamma` times. They are
+clustered by a graph of the nearest neighbours, its normalised Laplacian with the number of clusters
+chosen by the largest eigengap, and the assignment by pivoted QR of Damle, Minden and Ying (Simple,
+direct and efficient multi-way spectral clustering).
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
 
 from datasets.base import Task
-from methods.backbones import Classifier
-from methods.base import Context, Fitted, Method, StageResult, register
-from methods.classifier import FittedClassifier, PlainNetwork
-from methods.clustering import ClusterConfig, fit_clusters
-from methods.erm import ErmConfig, train_erm
-from methods.optimisation import demand
+from datasets.config import require
+from datasets.errors import UsageError
+from datasets.transforms import Transform
+from methods.backbones import (
+    Backbone,
+    Classifier,
+    FittedClassifier,
+    LeNet,
+    Pool,
+    SingleNetworkMethod,
+    WholeImageConv,
+)
+from methods.base import Context, Fitted, Method, Stage, StageResult, register
+from methods.clustering import ClusterConfig, fit_clusters, umap_embedding
+from methods.erm import ErmConfig, erm_stage, train_erm
 from methods.prediction import EvalImages
 from methods.presets import preset_config
-from methods.relevance import batch_size_for, heatmaps
 from methods.retraining import RetrainConfig, retrain_head
-from methods.spectral import Clustering, Floats, neighbours_of, spectral_clusters
+from methods.torchvision_shim import declare_missing_operators, import_timm
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
 
 STAGE_VERSION = 1
 SAVE_EVERY = 64  # batches of heatmaps, which are 20 minutes of a CPU's work on a ResNet-50
-FEWEST = 12  # samples that UMAP can lay out
+MIN_UMAP_SAMPLES = 12  # that UMAP can lay out
+MIN_SPECTRAL_SAMPLES = 4  # a gap after the second eigenvalue needs three of them
+EXTRA_EIGENVALUES = 3  # computed beyond the largest number of clusters; the gap needs one
 RULE = "held_out_worst_pseudo_group"
+BATCH_PIXELS = 8 * 224**2  # 8 images of side 224 and 512 of side 28, as the authors of ExMap take
+EPSILON = 1e-6
+LAYERS: tuple[type[nn.Module], ...] = (
+    *(nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.ReLU, nn.Flatten, nn.Identity),
+    *(WholeImageConv, Pool, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+)
+"""Layers with a rule, or whose gradient hands relevance down as it should be."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +93,11 @@ class HeatmapConfig:
     max_clusters: int = 10
 
     def __post_init__(self) -> None:
-        demand(0 <= self.gamma < float("inf"), f"gamma cannot be negative but got {self.gamma}")
-        demand(
+        require(0 <= self.gamma < float("inf"), f"gamma cannot be negative but got {self.gamma}")
+        require(
             self.heatmap_side >= 0, f"heatmap_side cannot be negative but got {self.heatmap_side}"
         )
-        demand(
+        require(
             self.max_clusters >= 2, f"max_clusters must be at least 2 but got {self.max_clusters}"
         )
 
@@ -86,6 +117,198 @@ class ExMapConfig(RetrainConfig, HeatmapConfig):
         )
 
 
+def heatmaps(network: Classifier, images: EvalImages, gamma: float, side: int) -> Iterator[Tensor]:
+    """Yield the heatmaps of each batch, one flat row an image, largest absolute value 1.
+
+    Channels are kept. Heatmaps larger than `side` are made smaller; 0 leaves all as they are.
+    """
+    model = canonical_form(network)
+    for batch in images:
+        maps = relevance(model, batch, gamma)
+        if 0 < side < maps.shape[-1]:
+            maps = functional.interpolate(maps, size=(side, side), mode="bilinear")
+        rows = maps.flatten(start_dim=1).cpu()
+        largest = rows.abs().amax(dim=1, keepdim=True)
+        yield rows / torch.where(largest > 0, largest, 1.0)  # nothing was relevant: all zeros
+
+
+def heatmap_batch_size(transform: Transform) -> int:
+    """Choose how many images to explain at once; each needs many times its own memory."""
+    return max(1, BATCH_PIXELS // transform.resolution**2)
+
+
+def relevance(model: nn.Module, images: Tensor, gamma: float) -> Tensor:
+    """Trace the predicted class of each image back to its pixels, in a network's canonical form."""
+    declare_missing_operators()  # zennit imports torchvision
+    from zennit.attribution import Gradient
+    from zennit.composites import LayerMapComposite, layer_map_base
+    from zennit.rules import Epsilon, Gamma, Norm
+    from zennit.types import Convolution
+
+    rules = [
+        *layer_map_base(EPSILON),
+        (Convolution, Gamma(gamma, EPSILON)),
+        (nn.Linear, Epsilon(EPSILON)),
+        (Sum, Norm(EPSILON)),
+    ]
+    with torch.enable_grad(), Gradient(model, LayerMapComposite(rules)) as explain:
+        found: Tensor = explain(images, _predicted)[1]
+    return found.detach()
+
+
+def _predicted(logits: Tensor) -> Tensor:
+    return functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(logits)
+
+
+class Sum(nn.Module):
+    """Adds two tensors, as a layer of its own so that a rule can take hold of the addition."""
+
+    def forward(self, pair: Tensor) -> Tensor:
+        """Sum over the last dimension."""
+        return pair.sum(dim=-1)
+
+
+class Residual(nn.Module):
+    """A residual block of timm's, which adds its two paths within its own forward."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        layers = dict(block.named_children())  # in the order they are applied, but for two
+        self.shortcut = layers.pop("downsample", nn.Identity())
+        self.act = layers.pop("act3" if "act3" in layers else "act2")
+        self.branch = nn.Sequential(*layers.values())
+        self.add = Sum()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Join the paths and apply the last activation."""
+        pair = torch.stack([self.shortcut(x), self.branch(x)], dim=-1)
+        joined: Tensor = self.act(self.add(pair))
+        return joined
+
+
+def canonical_form(network: nn.Module) -> nn.Module:
+    """Copy a network into a form that computes the same and in which every step has a rule.
+
+    Batch norms become part of the convolutions before them, and additions become layers.
+    """
+    timm = import_timm()
+    from zennit.canonizers import SequentialMergeBatchNorm
+
+    resnet = timm.models.resnet
+    blocks = (resnet.BasicBlock, resnet.Bottleneck)
+    ours = (nn.Sequential, Classifier, Backbone, LeNet)
+    known = (*LAYERS, *ours, *blocks, resnet.ResNet, timm.layers.SelectAdaptivePool2d)
+    for part in network.modules():
+        if type(part) not in known:
+            raise UsageError(
+                f"no relevance rule is known for {type(part).__name__}, which the backbone has",
+                "use lenet4, lenet5 or a plain ResNet such as resnet50 or resnet18",
+            )
+    model = copy.deepcopy(network).eval().requires_grad_(False)
+    for merge in SequentialMergeBatchNorm().apply(model):
+        merge.batch_norm.eps = 0.0  # so that what is left of it is the identity exactly
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, blocks):
+                setattr(parent, name, Residual(child))
+    return model
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """What was found: a cluster for each sample, and how many were looked for.
+
+    Attributes:
+        eigenvalues: of the graph's Laplacian, the smallest ones; none where there is no graph.
+    """
+
+    labels: Ints
+    count: int
+    eigenvalues: tuple[float, ...] = ()
+
+
+def spectral_clusters(points: Floats, most: int, rng: np.random.Generator) -> Clustering:
+    """Cluster points into 2 to `most` clusters; fewer than four points are one cluster."""
+    if len(points) < MIN_SPECTRAL_SAMPLES:
+        return Clustering(np.zeros(len(points), np.int64), 1)
+    graph = neighbour_graph(points)
+    wanted = min(most + EXTRA_EIGENVALUES, len(points) - 1)
+    values, vectors = smallest_eigenpairs(graph, wanted, rng)
+    count = eigengap(values, most)
+    labels = assign_clusters(vectors[:, :count])
+    return Clustering(labels, count, tuple(values.tolist()))
+
+
+def neighbours_of(samples: int) -> int:
+    """Return how many neighbours a sample has in the graph, itself included."""
+    return max(2, int(np.log(samples)))
+
+
+def neighbour_graph(points: Floats) -> Any:
+    """Connect each point to its nearest neighbours: weight 1 where both are each other's, else 1/2.
+
+    The graph is a sparse matrix.
+    """
+    from sklearn.neighbors import kneighbors_graph
+
+    graph = kneighbors_graph(points, neighbours_of(len(points)), include_self=True)
+    return 0.5 * (graph + graph.T)
+
+
+def smallest_eigenpairs(graph: Any, count: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Find the smallest eigenvalues of a graph's normalised Laplacian, and vectors of them.
+
+    Each part of the graph that is cut off from the rest adds an eigenvalue 0. Iterative solvers
+    miss repeated eigenvalues, but these have known eigenvectors, so only the others are searched.
+    Vectors are scaled so that they are constant within such a part, as clustering wants them.
+    """
+    from scipy.sparse.csgraph import connected_components, laplacian
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    matrix, scale = laplacian(graph, normed=True, return_diag=True)
+    parts, part = connected_components(graph, directed=False)
+    # One vector a part, mixed: where parts outnumber vectors, each still has to tell all apart.
+    mixed = np.linalg.qr(rng.standard_normal((parts, min(parts, count))))[0]
+    norms = np.sqrt(np.bincount(part, weights=scale**2))
+    vectors = (scale / norms[part])[:, None] * mixed[part]
+    values = np.zeros(vectors.shape[1])
+    if parts < count:
+        known = vectors
+
+        def flipped(x: Floats) -> Floats:
+            x = x.reshape(-1)
+            turned: Floats = 2 * x - matrix @ x - 2 * known @ (known.T @ x)
+            return turned
+
+        operator = LinearOperator(matrix.shape, matvec=flipped, dtype=np.float64)
+        start = rng.standard_normal(len(scale))
+        others, found = eigsh(operator, count - parts, which="LA", v0=start)
+        order = np.argsort(-others)
+        values = np.concatenate([values, 2 - others[order]])
+        vectors = np.hstack([vectors, found[:, order]])
+    return values, vectors / scale[:, None]
+
+
+def eigengap(values: Floats, most: int) -> int:
+    """Choose the number of clusters, from 2 to `most`, after which eigenvalues rise the most."""
+    gaps = np.diff(values)[1:most]
+    return int(gaps.argmax()) + 2
+
+
+def assign_clusters(vectors: Floats) -> Ints:
+    """Assign samples to as many clusters as there are vectors, one row of them a sample.
+
+    The samples whose rows point in the most different directions stand for the clusters; each
+    sample goes where the rotation that takes those to the axes puts most of it.
+    """
+    from scipy.linalg import polar, qr
+
+    pivots = qr(vectors.T, mode="r", pivoting=True)[1][: vectors.shape[1]]
+    rotation = polar(vectors[pivots].T)[0]
+    clusters: Ints = np.abs(vectors @ rotation).argmax(axis=1)
+    return clusters
+
+
 def explain(network: Classifier, task: Task, config: HeatmapConfig, ctx: Context) -> Tensor:
     """Compute the heatmaps of validation, a row an image, from the last checkpoint on."""
     saved = ctx.restore("heatmaps")
@@ -93,7 +316,7 @@ def explain(network: Classifier, task: Task, config: HeatmapConfig, ctx: Context
     done, total = sum(map(len, rows)), len(task.val)
     if done < total:
         rest = task.val.images.subset(torch.arange(done, total))
-        images = EvalImages(rest, task.eval_transform, batch_size_for(task.eval_transform))
+        images = EvalImages(rest, task.eval_transform, heatmap_batch_size(task.eval_transform))
         maps = heatmaps(network, images, config.gamma, config.heatmap_side)
         for number, batch in enumerate(maps, start=1):
             rows.append(batch)
@@ -113,23 +336,28 @@ def cluster(points: Floats, config: HeatmapConfig, seed: int) -> Clustering:
     with threadpool_limits(1):
         if config.clusterer == "spectral":
             return spectral_clusters(points, config.max_clusters, np.random.default_rng(seed))
-        if len(points) < max(FEWEST, config.max_clusters):
+        if len(points) < max(MIN_UMAP_SAMPLES, config.max_clusters):
             return Clustering(np.zeros(len(points), np.int64), 1)
-        from umap import UMAP
-
-        layout = UMAP(n_neighbors=neighbours_of(len(points)), random_state=seed, n_jobs=1)
-        plane = layout.fit_transform(points).astype(np.float64)
+        neighbours = neighbours_of(len(points))
+        plane = umap_embedding(points, points[:0], seed, neighbours=neighbours)[0]
         model = fit_clusters(plane, config.max_clusters, ClusterConfig("kmeans"), seed)
         return Clustering(model.labels_.astype(np.int64), config.max_clusters)
+
+
+def cluster_stage(config: ExMapConfig) -> Stage:
+    """Return the stage that makes the heatmaps and clusters them."""
+    own = HeatmapConfig(**{knob.name: getattr(config, knob.name) for knob in fields(HeatmapConfig)})
+    return Stage("exmap-clusters", own, STAGE_VERSION)
 
 
 def find_clusters(
     network: Classifier, task: Task, config: ExMapConfig, ctx: Context
 ) -> StageResult:
     """Cluster the heatmaps of validation, all at once or class by class."""
-    own = HeatmapConfig(**{knob.name: getattr(config, knob.name) for knob in fields(HeatmapConfig)})
+    stage = cluster_stage(config)
+    own: HeatmapConfig = stage.config
 
-    def compute(ctx: Context) -> StageResult:
+    def compute(task: Task, ctx: Context) -> StageResult:
         points = explain(network, task, own, ctx).numpy()
         ctx.report(stage="exmap-clusters")
         y = task.val.y
@@ -148,12 +376,23 @@ def find_clusters(
         }
         return StageResult({"clusters": clusters}, facts)
 
-    return ctx.stage("exmap-clusters", own, compute, STAGE_VERSION)
+    return ctx.stage(stage, task, compute)
 
 
-@register("exmap", version=1, config=ExMapConfig)
-class ExMap(PlainNetwork, Method):
+@register(
+    "exmap",
+    version=1,
+    config=ExMapConfig,
+    title="ExMap",
+    order=80,
+    reference="Chakraborty et al. 2024",
+)
+class ExMap(SingleNetworkMethod, Method):
     """Keep ERM's features; fit the last layer again on what its explanations tell apart."""
+
+    def stages(self, config: ExMapConfig) -> tuple[Stage, ...]:
+        """Return the first model, and the clusters of its heatmaps."""
+        return erm_stage(config.erm), cluster_stage(config)
 
     def fit(self, task: Task, config: ExMapConfig, ctx: Context) -> Fitted:
         """Train by ERM, cluster its heatmaps of validation, retrain over class x cluster."""
@@ -162,12 +401,14 @@ class ExMap(PlainNetwork, Method):
         found = find_clusters(network, task, config, ctx)
         clusters = found.tensors["clusters"]
         groups = task.val.y * (clusters.max() + 1) + clusters
-        facts = retrain_head(network, task, groups, None, config, ctx)
-        facts["selection"]["rule"] = RULE
-        facts["exmap"] = found.facts
-        fitted = FittedClassifier(network, facts, groups)
-        fitted.partition_split = "val"
-        return fitted
+        selected, details = retrain_head(network, task, groups, None, config, ctx)
+        return FittedClassifier(
+            network,
+            selection=replace(selected, rule=RULE),
+            details={**details, "exmap": found.facts},
+            partition=groups,
+            partition_split="val",
+        )
 
     def search_space(self, trial: Any, task: Task) -> ExMapConfig:
         """Search what is clustered; the penalty is chosen within the fit."""

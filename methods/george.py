@@ -20,28 +20,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from datasets.base import Task
-from methods.backbones import Classifier
-from methods.base import Context, Fitted, Method, StageResult, Supervision, register
-from methods.classifier import PlainNetwork
-from methods.clustering import ClusterConfig, Clusters, split_class, whole
-from methods.erm import ErmConfig, train_erm
+from datasets.config import require
+from methods.backbones import Classifier, SingleNetworkMethod
+from methods.base import Context, Fitted, Method, Stage, StageResult, Supervision, register
+from methods.clustering import (
+    ClusterConfig,
+    Clusters,
+    Floats,
+    single_cluster,
+    split_class,
+    umap_embedding,
+)
+from methods.erm import ErmConfig, erm_stage, train_erm
 from methods.groupdro import GroupDroConfig, train_groupdro
-from methods.metrics import worst_case, worst_group
-from methods.optimisation import demand
+from methods.metrics import worst_group, worst_group_metric
 from methods.presets import preset_config
 from methods.retraining import extract_features
 from methods.selection import Selection
-from methods.silhouette import Floats
 
 STAGE_VERSION = 1
 NEIGHBOURS = 10  # UMAP's; the authors'
-FEWEST = NEIGHBOURS + 2  # a class with fewer training samples is kept whole
+MIN_CLASS_SAMPLES = NEIGHBOURS + 2  # a class with fewer training samples is kept whole
 RULE = "worst_cluster"
 
 
@@ -66,7 +70,7 @@ class SubclassConfig(ClusterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(
+        require(
             self.umap_epochs is None or self.umap_epochs >= 1,
             f"umap_epochs must be at least 1 but got {self.umap_epochs}",
         )
@@ -89,17 +93,17 @@ class GeorgeConfig(GroupDroConfig, SubclassConfig):
         SubclassConfig.__post_init__(self)  # GroupDRO's checks do not lead on to it
 
     def quick(self) -> GeorgeConfig:
-        """Cut to a smoke run."""
+        """Cut to a smoke run, without UMAP, whose compilation alone takes a minute."""
         return replace(
             super().quick(),
             erm=self.erm.quick(),
             max_clusters=min(self.max_clusters, 3),
-            umap_epochs=min(self.umap_epochs or 20, 20),
+            reduction="hardness" if self.reduction == "umap" else self.reduction,
         )
 
 
 def margin_direction(head: Tensor, label: int) -> Tensor:
-    """Give the unit vector along which a class's logit moves away from the mean of the others'.
+    """Return the unit vector along which a class's logit moves away from the others' mean.
 
     Of two classes this is the authors' direction, the difference of the two.
     """
@@ -117,32 +121,28 @@ def reduce(
         direction = margin_direction(head, label)[:, None]
         train, val = train @ direction, val @ direction
     if config.reduction == "umap":
-        return lay_out(train.numpy(), val.numpy(), config.umap_epochs, seed)
+        return umap_embedding(
+            train.numpy(),
+            val.numpy(),
+            seed,
+            neighbours=NEIGHBOURS,
+            min_dist=0.0,
+            epochs=config.umap_epochs,
+        )
     return train.numpy(), val.numpy()
 
 
-def lay_out(train: Floats, val: Floats, epochs: int | None, seed: int) -> tuple[Floats, Floats]:
-    """Lay training samples out in the plane with UMAP, and place validation samples among them."""
-    from umap import UMAP
-
-    layout = UMAP(
-        n_components=2,
-        n_neighbors=NEIGHBOURS,
-        min_dist=0.0,
-        n_epochs=epochs,
-        random_state=seed,
-        transform_seed=seed,
-        n_jobs=1,  # more would make the layout depend on how threads interleave
-    )
-    plane = layout.fit_transform(train).astype(np.float64)
-    return plane, layout.transform(val).astype(np.float64) if len(val) else plane[:0]
+def cluster_stage(config: GeorgeConfig) -> Stage:
+    """Return the stage that finds the clusters, with the first model inside."""
+    own_knobs = {knob.name: getattr(config, knob.name) for knob in fields(SubclassConfig)}
+    needs = erm_stage(config.erm).needs
+    return Stage("george-clusters", SubclassConfig(**own_knobs), STAGE_VERSION, needs)
 
 
 def find_clusters(task: Task, config: GeorgeConfig, ctx: Context) -> StageResult:
     """Cluster both splits within each class; no two classes share a cluster's number."""
-    own_knobs = {knob.name: getattr(config, knob.name) for knob in fields(SubclassConfig)}
 
-    def compute(ctx: Context) -> StageResult:
+    def compute(task: Task, ctx: Context) -> StageResult:
         network = train_erm(task, config.erm, ctx).module
         assert isinstance(network, Classifier)
         train, val = (
@@ -156,8 +156,8 @@ def find_clusters(task: Task, config: GeorgeConfig, ctx: Context) -> StageResult
         found: list[Clusters] = []
         for label in range(len(task.classes)):
             mine, val_mine = task.train.y == label, task.val.y == label
-            if label in config.unsplit or int(mine.sum()) < FEWEST:
-                clusters = whole(int(mine.sum()), int(val_mine.sum()))
+            if label in config.unsplit or int(mine.sum()) < MIN_CLASS_SAMPLES:
+                clusters = single_cluster(int(mine.sum()), int(val_mine.sum()))
             else:
                 seed = ctx.seed("george", "clusters", label) % 2**32  # all that NumPy takes
                 points = reduce(train[mine], val[val_mine], head, label, config, seed)
@@ -170,11 +170,11 @@ def find_clusters(task: Task, config: GeorgeConfig, ctx: Context) -> StageResult
             "clusters_per_class": [clusters.count for clusters in found],
             "before_overclustering": [clusters.base for clusters in found],
             "silhouette": [clusters.silhouette for clusters in found],
-            "silhouette_samples": [clusters.judged for clusters in found],
+            "silhouette_samples": [clusters.scored for clusters in found],
         }
         return StageResult(ids, facts)
 
-    return ctx.stage("george-clusters", SubclassConfig(**own_knobs), compute, STAGE_VERSION)
+    return ctx.stage(cluster_stage(config), task, compute)
 
 
 def worst_cluster(task: Task, clusters: Tensor, true_shares: bool) -> Selection:
@@ -185,7 +185,7 @@ def worst_cluster(task: Task, clusters: Tensor, true_shares: bool) -> Selection:
     """
     y, metric = task.val.y, task.metric
     if not true_shares:
-        return Selection(RULE, lambda logits: worst_case(logits, y, clusters, metric))
+        return Selection(RULE, lambda logits: worst_group_metric(logits, y, clusters, metric))
     groups, count = task.val.groups, len(task.groups)
     shares = [
         torch.bincount(known, minlength=count).double() / len(known)
@@ -200,13 +200,24 @@ def worst_cluster(task: Task, clusters: Tensor, true_shares: bool) -> Selection:
     return Selection(RULE, weighted)
 
 
-@register("george", version=1, config=GeorgeConfig)
-class George(PlainNetwork, Method):
-    """Take clusters of features for the subclasses nobody labelled, and be robust to them."""
+@register(
+    "george",
+    version=1,
+    config=GeorgeConfig,
+    title="GEORGE",
+    order=70,
+    reference="Sohoni et al. 2020",
+)
+class George(SingleNetworkMethod, Method):
+    """Take clusters of features for the unlabelled subclasses, and be robust to them."""
 
     def supervision(self, config: GeorgeConfig) -> Supervision:
-        """Know no groups, unless their shares are asked for."""
+        """Return no group access, unless the groups' shares are asked for."""
         return Supervision(train_groups=config.true_shares, val_groups=config.true_shares)
+
+    def stages(self, config: GeorgeConfig) -> tuple[Stage, ...]:
+        """Return the first model, and the clusters of its features."""
+        return erm_stage(config.erm), cluster_stage(config)
 
     def fit(self, task: Task, config: GeorgeConfig, ctx: Context) -> Fitted:
         """Cluster each class of ERM's features, and run GroupDRO over the clusters."""
@@ -217,16 +228,16 @@ class George(PlainNetwork, Method):
         fitted = train_groupdro(task, train, config, ctx, "george", select=select)
         fitted.partition = train
         sizes = {"sizes": train.bincount().tolist(), "val_sizes": val.bincount().tolist()}
-        fitted.facts["george"] = {**found.facts, **sizes}
+        fitted.details["george"] = {**found.facts, **sizes}
         return fitted
 
     def _check(self, task: Task, config: GeorgeConfig) -> None:
         classes = len(task.classes)
-        demand(
+        require(
             all(0 <= label < classes for label in config.unsplit),
             f"unsplit must name classes from 0 to {classes - 1} but got {config.unsplit}",
         )
-        demand(
+        require(
             not config.true_shares or task.metric != "auroc",
             f"true_shares weighs accuracies but {task.name} is judged by AUROC",
         )

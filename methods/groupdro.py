@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from datasets.base import Task
-from methods.backbones import build_classifier
+from datasets.config import require
+from methods.backbones import FittedClassifier, SingleNetworkMethod, build_classifier
 from methods.base import Context, Fitted, Method, Supervision, register
-from methods.classifier import FittedClassifier, PlainNetwork
-from methods.optimisation import TrainConfig, demand
+from methods.optimisation import TrainConfig
 from methods.presets import preset_config
 from methods.selection import RuleName, Selection
-from methods.stacking import Stackable
-from methods.training import Batch, Sampler, Trained, Training
+from methods.training import Batch, Sampler, Training
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class GroupDroConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(self.eta > 0, f"eta must be positive but got {self.eta}")
-        demand(self.adjustment >= 0, f"adjustment cannot be negative but got {self.adjustment}")
+        require(self.eta > 0, f"eta must be positive but got {self.eta}")
+        require(self.adjustment >= 0, f"adjustment cannot be negative but got {self.adjustment}")
 
 
 class RobustLoss(nn.Module):
@@ -86,7 +85,7 @@ class RobustLoss(nn.Module):
         return (self.log_weights.exp() * means).sum()
 
 
-def drawn_evenly(groups: Tensor) -> Sampler:
+def group_balanced_sampler(groups: Tensor) -> Sampler:
     """Draw as many samples as there are, with replacement, every group equally likely."""
     chances = (1.0 / torch.bincount(groups).clamp(min=1).double())[groups]
 
@@ -106,51 +105,35 @@ def train_groupdro(
     name: str,
     select: Selection | None = None,
 ) -> FittedClassifier:
-    """Train a fresh network against the worst of the given training groups."""
-    training = robust_training(task, groups, config, ctx, name, select)
-    trained = training.run()
-    return FittedClassifier(training.model, robust_facts(groups, trained))
-
-
-def robust_training(
-    task: Task,
-    groups: Tensor,
-    config: GroupDroConfig,
-    ctx: Context,
-    name: str,
-    select: Selection | None = None,
-) -> Training:
-    """Describe the training against the worst group, with a fresh network.
+    """Train a fresh network against the worst of the given training groups.
 
     Groups without samples are left out: they would take weight without ever having a loss.
     """
-    groups = torch.unique(groups, return_inverse=True)[1]
-    loss = RobustLoss(groups, _units(task, groups, config.pairs), config.eta, config.adjustment)
-    return Training(
-        build_classifier(task, ctx, name),
+    present, groups = torch.unique(groups, return_inverse=True)
+    model = build_classifier(task, ctx, name)
+    units = _units(task, groups, config.pairs)
+    selected = Training(
+        model,
         task,
         config,
         ctx,
         name=name,
-        sampler=drawn_evenly(groups) if config.balanced else None,
-        objective=loss,
+        sampler=group_balanced_sampler(groups) if config.balanced else None,
+        objective=RobustLoss(groups, units, config.eta, config.adjustment),
         select=select,
-    )
-
-
-def robust_facts(groups: Tensor, trained: Trained) -> dict[str, Any]:
-    """Give what a record keeps: how it ended, and which groups took part."""
-    return {"selection": trained.as_facts(), "robust_groups": torch.unique(groups).tolist()}
+    ).run()
+    details: dict[str, object] = {"robust_groups": present.tolist()}
+    return FittedClassifier(model, selection=selected, details=details)
 
 
 def _units(task: Task, groups: Tensor, pairs: bool) -> Tensor:
-    """Say which groups belong to which unit of the robust loss."""
+    """Return which groups belong to which unit of the robust loss, a row a unit."""
     count = int(groups.max()) + 1
     if not pairs:
         return torch.eye(count)
     sizes = torch.bincount(groups, minlength=count)
     positive = torch.bincount(groups, weights=task.train.y.double(), minlength=count) / sizes
-    demand(
+    require(
         len(task.classes) == 2 and bool(((positive == 0) | (positive == 1)).all()),
         f"pairs = true needs two classes and groups within a class, which {task.name} has not",
     )
@@ -161,25 +144,24 @@ def _units(task: Task, groups: Tensor, pairs: bool) -> Tensor:
     return torch.stack(units)
 
 
-@register("groupdro", version=1, config=GroupDroConfig)
-class GroupDro(PlainNetwork, Stackable, Method):
+@register(
+    "groupdro",
+    version=1,
+    config=GroupDroConfig,
+    title="Group DRO",
+    order=10,
+    reference="Sagawa et al. 2020",
+)
+class GroupDro(SingleNetworkMethod, Method):
     """Minimise the loss of the worst group."""
 
     def supervision(self, config: GroupDroConfig) -> Supervision:
-        """Know every group."""
+        """Return access to every group label."""
         return Supervision(train_groups=True, val_groups=True)
 
     def fit(self, task: Task, config: GroupDroConfig, ctx: Context) -> Fitted:
         """Train one network against the worst of the true groups."""
         return train_groupdro(task, task.train.groups, config, ctx, "groupdro")
-
-    def training(self, task: Task, config: GroupDroConfig, ctx: Context) -> Training:
-        """Describe the same training, to be stacked."""
-        return robust_training(task, task.train.groups, config, ctx, "groupdro")
-
-    def facts(self, task: Task, trained: Trained) -> dict[str, Any]:
-        """Give what `fit` leaves in the record."""
-        return robust_facts(task.train.groups, trained)
 
     def search_space(self, trial: Any, task: Task) -> GroupDroConfig:
         """Search the rates and the adjustment; the rest is the preset's."""

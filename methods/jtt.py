@@ -20,17 +20,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from datasets.base import Task
+from datasets.config import require
 from datasets.errors import BenchError
-from methods.backbones import build_classifier
-from methods.base import Context, Fitted, Method, SharedStage, StageResult, Supervision, register
-from methods.classifier import FittedClassifier, PlainNetwork
-from methods.optimisation import TrainConfig, demand
+from methods.backbones import FittedClassifier, SingleNetworkMethod, build_classifier
+from methods.base import Context, Fitted, Method, Stage, StageResult, Supervision, register
+from methods.optimisation import TrainConfig
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
 from methods.selection import RuleName
 from methods.training import Batch, Sampler, Training
 
 STAGE_VERSION = 1
+QUICK_UPWEIGHT = 5  # of smoke runs: an epoch grows with the copies
 
 
 class EmptyErrorSet(BenchError):
@@ -56,15 +57,19 @@ class JttConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(
+        require(
             self.identification_epoch >= 0,
             f"identification_epoch cannot be negative but got {self.identification_epoch}",
         )
-        demand(self.upweight >= 0, f"upweight cannot be negative but got {self.upweight}")
+        require(self.upweight >= 0, f"upweight cannot be negative but got {self.upweight}")
 
     def quick(self) -> JttConfig:
         """Cut to a smoke run."""
-        return replace(super().quick(), identification_epoch=min(self.identification_epoch, 1))
+        return replace(
+            super().quick(),
+            identification_epoch=min(self.identification_epoch, 1),
+            upweight=min(self.upweight, QUICK_UPWEIGHT),
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class IdentificationConfig(TrainConfig):
     errors: Literal["during_training", "after_epoch"] = "during_training"
 
 
-class JudgedCrossEntropy(nn.Module):
+class ErrorTrackingCrossEntropy(nn.Module):
     """Cross-entropy that remembers which samples were wrong when they were last trained on."""
 
     wrong: Tensor
@@ -90,20 +95,25 @@ class JudgedCrossEntropy(nn.Module):
         return functional.cross_entropy(logits, batch.y)
 
 
-def first_stage(config: JttConfig) -> IdentificationConfig:
+def first_config(config: JttConfig) -> IdentificationConfig:
     """Configure the first stage: T + 1 epochs, of which the last counts."""
     shared = {field.name: getattr(config, field.name) for field in fields(TrainConfig)}
     first = IdentificationConfig(**shared, errors=config.errors)
     return replace(first, epochs=config.identification_epoch + 1, selection="last", patience=0)
 
 
-def find_errors(task: Task, config: JttConfig, ctx: Context) -> Tensor:
-    """Train the first model for T + 1 epochs and tell which training samples it gets wrong."""
-    first = first_stage(config)
+def first_stage(config: JttConfig) -> Stage:
+    """Return the stage that finds the errors."""
+    return Stage("jtt-identify", first_config(config), STAGE_VERSION)
 
-    def compute(ctx: Context) -> StageResult:
+
+def find_errors(task: Task, config: JttConfig, ctx: Context) -> Tensor:
+    """Train the first model for T + 1 epochs and return which training samples it gets wrong."""
+    first = first_config(config)
+
+    def compute(task: Task, ctx: Context) -> StageResult:
         model = build_classifier(task, ctx, "jtt-identify")
-        loss = JudgedCrossEntropy(len(task.train))
+        loss = ErrorTrackingCrossEntropy(len(task.train))
         Training(model, task, first, ctx, name="jtt-identify", objective=loss).run()
         wrong = loss.wrong.cpu()
         if first.errors == "after_epoch":
@@ -112,10 +122,10 @@ def find_errors(task: Task, config: JttConfig, ctx: Context) -> Tensor:
             ctx.count_passes(len(task.train))
         return StageResult({"wrong": wrong.to(torch.uint8)})
 
-    return ctx.stage("jtt-identify", first, compute, STAGE_VERSION).tensors["wrong"].bool()
+    return ctx.stage(first_stage(config), task, compute).tensors["wrong"].bool()
 
 
-def with_copies(count: int, wrong: Tensor, upweight: int) -> Sampler:
+def upsample_errors(count: int, wrong: Tensor, upweight: int) -> Sampler:
     """Visit every sample once and the wrong ones `upweight` times more, in random order."""
     extra = wrong.nonzero()[:, 0].repeat(upweight)
     positions = torch.cat([torch.arange(count), extra])
@@ -127,17 +137,17 @@ def with_copies(count: int, wrong: Tensor, upweight: int) -> Sampler:
     return draw
 
 
-@register("jtt", version=1, config=JttConfig)
-class Jtt(PlainNetwork, Method):
+@register("jtt", version=1, config=JttConfig, title="JTT", order=20, reference="Liu et al. 2021")
+class Jtt(SingleNetworkMethod, Method):
     """Train, then train again with the errors upweighted."""
 
     def supervision(self, config: JttConfig) -> Supervision:
-        """Know the validation groups, to choose the model."""
+        """Return access to the validation groups, by which the model is chosen."""
         return Supervision(val_groups=True)
 
-    def shared_stage(self, config: JttConfig) -> SharedStage:
-        """Name the first stage: runs that differ only in the second share it."""
-        return SharedStage("jtt-identify", first_stage(config), STAGE_VERSION)
+    def stages(self, config: JttConfig) -> tuple[Stage, ...]:
+        """Return the first stage: runs that differ only in the second share it."""
+        return (first_stage(config),)
 
     def fit(self, task: Task, config: JttConfig, ctx: Context) -> Fitted:
         """Find the error set, then train a fresh network on the samples and copies of it."""
@@ -151,10 +161,10 @@ class Jtt(PlainNetwork, Method):
                 "from fitting with a lower jtt.lr or a higher jtt.weight_decay",
             )
         model = build_classifier(task, ctx, "jtt")
-        sampler = with_copies(len(task.train), wrong, config.upweight)
-        trained = Training(model, task, config, ctx, name="jtt", sampler=sampler).run()
-        facts = {"selection": trained.as_facts(), "jtt": {"errors": errors}}
-        return FittedClassifier(model, facts, partition=wrong.long())
+        sampler = upsample_errors(len(task.train), wrong, config.upweight)
+        selected = Training(model, task, config, ctx, name="jtt", sampler=sampler).run()
+        details: dict[str, object] = {"jtt": {"errors": errors}}
+        return FittedClassifier(model, selection=selected, details=details, partition=wrong.long())
 
     def search_space(self, trial: Any, task: Task) -> JttConfig:
         """Search the authors' lambdas, T, and the rates."""

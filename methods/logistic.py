@@ -65,7 +65,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Fit:
+class LogisticFit:
     """One fit: on which samples, standardised how, with which C, and liblinear's seed."""
 
     rows: Ints
@@ -102,7 +102,7 @@ def fit_layer(features: Floats, y: Ints, classes: int, penalty: float, seed: int
     return np.stack([row[0] for row in rows]), np.array([row[1] for row in rows])
 
 
-def fit_layers(samples: Samples, fits: Sequence[Fit], cores: int = 1) -> list[Layer]:
+def fit_layers(samples: Samples, fits: Sequence[LogisticFit], cores: int = 1) -> list[Layer]:
     """Carry out fits, on as many cores as are given; the layers do not depend on how many."""
     shares = [fits[first::cores] for first in range(cores)]
     helpers = [_Helper(samples, share) for share in shares[1:] if share]
@@ -120,7 +120,7 @@ def fit_layers(samples: Samples, fits: Sequence[Fit], cores: int = 1) -> list[La
 class _Helper:
     """A process that does a share of the fits and ends."""
 
-    def __init__(self, samples: Samples, fits: Sequence[Fit]) -> None:
+    def __init__(self, samples: Samples, fits: Sequence[LogisticFit]) -> None:
         self.samples, self.fits = samples, fits
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self.process = subprocess.Popen(
@@ -131,7 +131,7 @@ class _Helper:
         )
 
     def send(self) -> None:
-        """Give it its share, and of the samples those it needs."""
+        """Send its share, and of the samples those it needs."""
         assert self.process.stdin is not None
         needed = np.unique(np.concatenate([fit.rows for fit in self.fits]))
         samples = Samples(
@@ -157,7 +157,7 @@ class _Helper:
 
 
 def help_out() -> None:
-    """Do the share that comes by standard input, unless whoever gave it has died since."""
+    """Do the share that comes by standard input, unless the process that gave it has died."""
     with suppress(AttributeError, OSError, TypeError):  # Linux: be killed when the parent dies
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     parent, samples, fits = pickle.load(sys.stdin.buffer)

@@ -58,7 +58,7 @@ def margin_score(logits: Tensor) -> Tensor:
     return logits[:, 1] - logits[:, 0]
 
 
-def worst_case(logits: Tensor, y: Tensor, groups: Tensor, metric: str) -> float:
+def worst_group_metric(logits: Tensor, y: Tensor, groups: Tensor, metric: str) -> float:
     """Lowest group accuracy, or the lowest AUROC of a negative group where that is the metric."""
     count = int(groups.max()) + 1
     if metric == "auroc":

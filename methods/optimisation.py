@@ -10,16 +10,10 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from datasets.errors import UsageError
+from datasets.config import require
 from methods.selection import RuleName
 
 Schedule = lr_scheduler.LRScheduler | lr_scheduler.ReduceLROnPlateau | None
-
-
-def demand(condition: bool, message: str) -> None:
-    """Refuse a configuration value with a sentence that names it."""
-    if not condition:
-        raise UsageError(message, "correct the value given with --set or in the preset")
 
 
 @dataclass(frozen=True)
@@ -47,21 +41,21 @@ class TrainConfig:
     selection: RuleName = "val_avg"
 
     def __post_init__(self) -> None:
-        demand(self.epochs >= 1, f"epochs must be at least 1 but got {self.epochs}")
-        demand(self.batch_size >= 1, f"batch_size must be at least 1 but got {self.batch_size}")
-        demand(0 < self.lr < float("inf"), f"lr must be positive but got {self.lr}")
-        demand(
+        require(self.epochs >= 1, f"epochs must be at least 1 but got {self.epochs}")
+        require(self.batch_size >= 1, f"batch_size must be at least 1 but got {self.batch_size}")
+        require(0 < self.lr < float("inf"), f"lr must be positive but got {self.lr}")
+        require(
             0 <= self.weight_decay < float("inf"),
             f"weight_decay cannot be negative but got {self.weight_decay}",
         )
-        demand(0 <= self.momentum < 1, f"momentum must be in [0, 1) but got {self.momentum}")
-        demand(0 < self.decay <= 1, f"decay must be in (0, 1] but got {self.decay}")
-        demand(
+        require(0 <= self.momentum < 1, f"momentum must be in [0, 1) but got {self.momentum}")
+        require(0 < self.decay <= 1, f"decay must be in (0, 1] but got {self.decay}")
+        require(
             self.plateau_patience >= 0,
             f"plateau_patience cannot be negative but got {self.plateau_patience}",
         )
-        demand(self.patience >= 0, f"patience cannot be negative but got {self.patience}")
-        demand(
+        require(self.patience >= 0, f"patience cannot be negative but got {self.patience}")
+        require(
             self.scheduler != "step" or bool(self.milestones),
             "scheduler = step needs milestones",
         )

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from datasets.images import Images
+from datasets.images import Images, MappedImages, MemoryImages
+from datasets.resident import ResidentImages
 from datasets.transforms import Transform
 
 BATCH = 500
 RESIDENT_BYTES = 256 * 2**20  # transformed splits up to this size are kept, larger ones redone
+BATCH_BYTES = 64 * 2**20  # of a transformed batch
+SOURCE_BYTES = 256 * 2**20  # of a batch before its transform, which photographs keep large
 
 
 class EvalImages:
@@ -21,7 +24,7 @@ class EvalImages:
     def __init__(self, images: Images, transform: Transform, batch_size: int = BATCH) -> None:
         self.images = images
         self.transform = transform
-        self.batch_size = min(batch_size, batch_size_for(transform))
+        self.batch_size = min(batch_size, batch_size_for(transform, images))
         whole = len(images) * _bytes_each(transform)
         self._resident: list[Tensor] | None = [] if whole <= RESIDENT_BYTES else None
 
@@ -40,13 +43,30 @@ class EvalImages:
             self._resident = fresh
 
 
+def batch_size_for(transform: Transform, images: Images) -> int:
+    """Choose how many images to run at once: many small ones, few large ones."""
+    fitting = BATCH_BYTES // _bytes_each(transform), SOURCE_BYTES // max(1, _source_bytes(images))
+    return max(1, min(BATCH, *fitting))
+
+
 def _bytes_each(transform: Transform) -> int:
+    """Return the size of a transformed image."""
     return 4 * len(transform.mean) * transform.resolution**2
 
 
-def batch_size_for(transform: Transform) -> int:
-    """Choose how many images to run at once: many small ones, few large ones."""
-    return min(BATCH, max(1, RESIDENT_BYTES // (4 * _bytes_each(transform))))
+def _source_bytes(images: Images) -> int:
+    """Return the size of the largest image of a split before its transform; 0 if unknown.
+
+    A batch is padded to its largest image, and a transform begins by making the pixels floats.
+    """
+    if len(images) == 0:
+        return 0
+    if isinstance(images, MemoryImages):
+        return 4 * images.pixels[0].numel()
+    if isinstance(images, MappedImages | ResidentImages):
+        height, width = images.sizes.max(dim=0).values.tolist()
+        return int(4 * images.channels * height * width)
+    return 0
 
 
 def predict(function: Callable[[Tensor], Tensor], images: EvalImages) -> Tensor:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from datasets.base import Split, Task
+from datasets.config import require
 from methods.backbones import Classifier
-from methods.base import Context
-from methods.logistic import Fit, Floats, Ints, Layer, Samples, Standardiser, fit_layers
-from methods.metrics import worst_case
-from methods.optimisation import demand
+from methods.base import Context, Selected
+from methods.logistic import Floats, Ints, Layer, LogisticFit, Samples, Standardiser, fit_layers
+from methods.metrics import worst_group_metric
 from methods.prediction import EvalImages, predict_with
 
 Score = Callable[[Floats, Ints], float]
@@ -32,7 +31,7 @@ class RetrainConfig:
 
     Attributes:
         penalties: values of C to choose from; larger is a weaker penalty, and wins a tie.
-        splits: random halvings of validation over which a penalty is judged.
+        splits: random halvings of validation over which a penalty is scored.
         retrains: fits on fresh balanced subsets that are averaged.
         min_group: groups with fewer samples do not set the size of the others; all of their
             samples are used.
@@ -44,13 +43,13 @@ class RetrainConfig:
     min_group: int = 6
 
     def __post_init__(self) -> None:
-        demand(
+        require(
             bool(self.penalties) and min(self.penalties) > 0,
             f"penalties must be positive but got {self.penalties}",
         )
-        demand(self.splits >= 1, f"splits must be at least 1 but got {self.splits}")
-        demand(self.retrains >= 1, f"retrains must be at least 1 but got {self.retrains}")
-        demand(self.min_group >= 1, f"min_group must be at least 1 but got {self.min_group}")
+        require(self.splits >= 1, f"splits must be at least 1 but got {self.splits}")
+        require(self.retrains >= 1, f"retrains must be at least 1 but got {self.retrains}")
+        require(self.min_group >= 1, f"min_group must be at least 1 but got {self.min_group}")
 
 
 def balanced_subset(groups: Ints, min_group: int, rng: np.random.Generator) -> Ints:
@@ -76,19 +75,19 @@ def choose_penalty(
     rng: np.random.Generator,
     cores: int = 1,
 ) -> tuple[float, float]:
-    """Judge every C on held-out halves of validation; give the best and its mean score."""
-    fits, judged_on = [], []
+    """Score every C on held-out halves of validation; return the best and its mean score."""
+    fits, scored_on = [], []
     for _ in range(config.splits):
         order = rng.permutation(len(samples.y))
         fit_half, held_out = order[: len(order) // 2], order[len(order) // 2 :]
         chosen = fit_half[balanced_subset(groups[fit_half], config.min_group, rng)]
         scale = Standardiser.of(samples.features[chosen])
         seed = int(rng.integers(2**31))
-        fits += [Fit(chosen, scale, penalty, seed) for penalty in config.penalties]
-        judged_on += [held_out] * len(config.penalties)
+        fits += [LogisticFit(chosen, scale, penalty, seed) for penalty in config.penalties]
+        scored_on += [held_out] * len(config.penalties)
     totals = np.zeros(len(config.penalties))
     layers = fit_layers(samples, fits, cores)
-    for number, (fit, layer, rows) in enumerate(zip(fits, layers, judged_on, strict=True)):
+    for number, (fit, layer, rows) in enumerate(zip(fits, layers, scored_on, strict=True)):
         scores = apply_layer(layer, fit.scale(samples.features[rows]))
         totals[number % len(totals)] += score(scores, rows)
     best = max(range(len(totals)), key=lambda i: (totals[i], config.penalties[i]))
@@ -108,7 +107,7 @@ def average_layer(
     fits = []
     for _ in range(config.retrains):
         chosen = balanced_subset(groups, config.min_group, rng)
-        fits.append(Fit(chosen, scale, penalty, int(rng.integers(2**31))))
+        fits.append(LogisticFit(chosen, scale, penalty, int(rng.integers(2**31))))
     layers = fit_layers(samples, fits, cores)
     weights, intercepts = (np.mean(parts, axis=0) for parts in zip(*layers, strict=True))
     return scale.folded((weights, intercepts))
@@ -129,8 +128,10 @@ def retrain_head(
     scale: Standardiser | None,
     config: RetrainConfig,
     ctx: Context,
-) -> dict[str, Any]:
-    """Fit a network's head again on validation data balanced over groups; give the facts of it.
+) -> tuple[Selected, dict[str, object]]:
+    """Fit a network's head again on validation data balanced over groups.
+
+    Return by what the penalty was chosen, and the details of a record.
 
     Features are standardised as `scale` says, or by validation's own mean and spread.
     """
@@ -142,7 +143,7 @@ def retrain_head(
 
     def held_out(scores: Floats, positions: Ints) -> float:
         index = torch.from_numpy(positions)
-        return worst_case(torch.from_numpy(scores), y[index], groups[index], task.metric)
+        return worst_group_metric(torch.from_numpy(scores), y[index], groups[index], task.metric)
 
     over = samples, groups.numpy(), config
     penalty, value = choose_penalty(*over, held_out, rng, ctx.cores)
@@ -151,7 +152,5 @@ def retrain_head(
         network.head.weight.copy_(torch.from_numpy(layer[0]))
         network.head.bias.copy_(torch.from_numpy(layer[1]))
     sizes = torch.bincount(groups)
-    return {
-        "selection": {"rule": "held_out_worst_group", "value": value, "epoch": None},
-        "retraining": {"penalty": penalty, "group_sizes": sizes[sizes > 0].tolist()},
-    }
+    details = {"penalty": penalty, "group_sizes": sizes[sizes > 0].tolist()}
+    return Selected("held_out_worst_group", value), {"retraining": details}

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from datasets.base import Task
 from datasets.errors import UsageError
-from methods.metrics import accuracy, auroc, margin_score, worst_case
+from methods.metrics import accuracy, auroc, margin_score, worst_group_metric
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Selection:
     always_last: bool = False
 
     def better(self, new: float, best: float) -> bool:
-        """Tell whether `new` replaces `best`; anything defined replaces an undefined (NaN) best."""
+        """Return whether `new` replaces `best`; any number replaces an undefined (NaN) one."""
         if self.always_last or (math.isnan(best) and not math.isnan(new)):
             return True
         return new > best if self.higher_is_better else new < best
@@ -37,6 +37,7 @@ class Selection:
 
 RuleName = Literal["val_avg", "val_loss", "val_auroc", "val_wga", "val_worst_auroc", "last"]
 RULES: tuple[str, ...] = get_args(RuleName)
+WORST_GROUP_RULES = ("val_wga", "val_worst_auroc")  # these read validation groups
 
 
 def selection(rule: str, task: Task) -> Selection:
@@ -54,7 +55,7 @@ def selection(rule: str, task: Task) -> Selection:
         )
     if rule == "val_auroc":
         return Selection(rule, lambda logits: auroc(margin_score(logits), y))
-    if rule in ("val_wga", "val_worst_auroc"):
+    if rule in WORST_GROUP_RULES:
         groups, metric = task.val.groups, "auroc" if rule == "val_worst_auroc" else "wga"
-        return Selection(rule, lambda logits: worst_case(logits, y, groups, metric))
+        return Selection(rule, lambda logits: worst_group_metric(logits, y, groups, metric))
     raise UsageError(f"unknown selection rule '{rule}'", f"choose from {', '.join(RULES)}")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,14 +23,20 @@ from datasets.base import Task
 from datasets.errors import BenchError
 from datasets.resident import batches
 from methods.averaging import WeightAverage
-from methods.base import Context
-from methods.batching import augmented_together, in_batches
-from methods.optimisation import TrainConfig, build_optimizer, build_schedule, step_schedule
+from methods.base import Context, Selected
+from methods.optimisation import (
+    Schedule,
+    TrainConfig,
+    build_optimizer,
+    build_schedule,
+    step_schedule,
+)
 from methods.prediction import EvalImages, predict_with
-from methods.randomness import isolated_randomness
 from methods.selection import Selection, selection
 
 NORM_BATCHES = 20  # from which an averaged model's batch-norm statistics are taken
+AUGMENTED_PIXELS = 512 * 32**2  # that are augmented together, or a whole batch if that has more
+PROGRESS_SECONDS = 10.0  # between two reports within an epoch
 
 
 class NonFiniteLoss(BenchError):
@@ -69,18 +76,30 @@ def shuffled(count: int) -> Sampler:
     )
 
 
-@dataclass(frozen=True)
-class Trained:
-    """How a training ended; the model itself holds the selected weights."""
+@contextmanager
+def isolated_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generator for a while, for code that takes no other (dropout, init)."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
 
-    rule: str
-    value: float
-    epoch: int
-    epochs_run: int
 
-    def as_facts(self) -> dict[str, Any]:
-        """Give what a record keeps of it."""
-        return asdict(self)
+def in_batches(index: Tensor, size: int) -> list[Tensor]:
+    """Split into parts of `size`; a last part of one joins its neighbour.
+
+    Batch-norm cannot train on a single sample.
+    """
+    parts = list(index.split(size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def augmented_together(parts: list[Tensor], side: int) -> list[list[Tensor]]:
+    """Put batches of small images together, to be gathered and augmented at once."""
+    size = max(1, AUGMENTED_PIXELS // (len(parts[0]) * side**2)) if parts else 1
+    return [parts[start : start + size] for start in range(0, len(parts), size)]
 
 
 @dataclass
@@ -112,152 +131,163 @@ class Training:
     select: Selection | None = None
     set_mode: Callable[[nn.Module], Any] = nn.Module.train
     accumulate: int = 1
-    where: dict[str, Any] = field(default_factory=dict)
+    where: dict[str, object] = field(default_factory=dict)
     average: float = 0.0
     predict: Callable[[nn.Module, EvalImages], Tensor] = predict_with
 
-    def run(self) -> Trained:
-        """Train, and leave the selected weights in the model."""
-        self.begin()
-        while self.unfinished:
-            self._one_epoch()
-        return self.finish()
+    _loss: nn.Module = field(init=False, repr=False)
+    _draw: Sampler = field(init=False, repr=False)
+    _rule: Selection = field(init=False, repr=False)
+    _optimizer: torch.optim.Optimizer = field(init=False, repr=False)
+    _schedule: Schedule = field(init=False, repr=False)
+    _labels: Tensor = field(init=False, repr=False)
+    _val: EvalImages = field(init=False, repr=False)
+    _averaged: WeightAverage | None = field(init=False, repr=False)
+    _epoch: int = field(init=False, repr=False)  # how many are finished
+    _best_epoch: int = field(init=False, repr=False)
+    _best_value: float = field(init=False, repr=False)
+    _best_state: dict[str, Tensor] = field(init=False, repr=False)
+    _epochs_without_improvement: int = field(init=False, repr=False)
 
-    def begin(self) -> None:
-        """Prepare for the first epoch that is not done yet."""
+    def run(self) -> Selected:
+        """Train, and leave the selected weights in the model."""
         self._prepare()
         self._restore()
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether there is an epoch to come."""
-        return self.epoch < self.config.epochs and not 0 < self.config.patience <= self.stale
-
-    def finish(self) -> Trained:
-        """Put the selected weights into the model."""
-        self.model.load_state_dict(self.best_state)
-        return Trained(self.rule.rule, self.best_value, self.best_epoch, self.epoch)
+        patience = self.config.patience
+        while self._epoch < self.config.epochs:
+            if 0 < patience <= self._epochs_without_improvement:
+                break
+            self._one_epoch()
+        self.model.load_state_dict(self._best_state)
+        return Selected(self._rule.rule, self._best_value, self._best_epoch, self._epoch)
 
     def _prepare(self) -> None:
         device = self.ctx.device
-        self.loss = (self.objective or CrossEntropy()).to(device)
-        self.draw = self.sampler or shuffled(len(self.task.train))
-        self.rule = self.select or selection(self.config.selection, self.task)
+        self._loss = (self.objective or CrossEntropy()).to(device)
+        self._draw = self.sampler or shuffled(len(self.task.train))
+        self._rule = self.select or selection(self.config.selection, self.task)
         self.model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         groups = self.model if self.parameters is None else self.parameters
-        self.optimizer = build_optimizer(self.config, groups)
-        self.schedule = build_schedule(self.config, self.optimizer, self.rule.higher_is_better)
-        self.labels = self.task.train.y.to(device)
-        self.val = EvalImages(self.task.val.images, self.task.eval_transform)
-        self.averaged = WeightAverage(self.model, self.average) if self.average > 0 else None
-        self.epoch, self.best_epoch, self.stale = 0, 0, 0
-        self.best_value = math.nan
-        self.best_state: dict[str, Tensor] = {}
+        self._optimizer = build_optimizer(self.config, groups)
+        self._schedule = build_schedule(self.config, self._optimizer, self._rule.higher_is_better)
+        self._labels = self.task.train.y.to(device)
+        self._val = EvalImages(self.task.val.images, self.task.eval_transform)
+        self._averaged = WeightAverage(self.model, self.average) if self.average > 0 else None
+        self._epoch, self._best_epoch, self._epochs_without_improvement = 0, 0, 0
+        self._best_value = math.nan
+        self._best_state = {}
 
     def _one_epoch(self) -> None:
         began = time.perf_counter()
-        rate = self.optimizer.param_groups[0]["lr"]
-        self.conclude(self._steps(), rate, began)
+        rate = self._optimizer.param_groups[0]["lr"]
+        self._end_epoch(self._steps(), rate, began)
 
-    def conclude(self, loss: float, rate: float, began: float) -> None:
-        """End an epoch whose steps were taken: judge it, and write it down."""
-        judged = self._judged()
-        outputs = self.predict(judged, self.val)
+    def _end_epoch(self, loss: float, rate: float, began: float) -> None:
+        """Score an epoch whose steps were taken, write it down, and save a checkpoint."""
+        model = self._evaluated_model()
+        outputs = self.predict(model, self._val)
         self.ctx.count_passes(len(self.task.val))
-        value = self.rule.score(outputs)
-        step_schedule(self.schedule, value)
-        self.stale += 1
-        if self.rule.better(value, self.best_value) or not self.best_state:
-            self.best_value, self.best_epoch, self.stale = value, self.epoch, 0
-            self.best_state = {k: v.detach().clone() for k, v in judged.state_dict().items()}
-        where = {"stage": self.name, "epoch": self.epoch, **self.where}
+        value = self._rule.score(outputs)
+        step_schedule(self._schedule, value)
+        self._epochs_without_improvement += 1
+        if self._rule.better(value, self._best_value) or not self._best_state:
+            self._best_value, self._best_epoch = value, self._epoch
+            self._epochs_without_improvement = 0
+            self._best_state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+        where = {"stage": self.name, "epoch": self._epoch, **self.where}
         seconds = time.perf_counter() - began
         self.ctx.history(where, loss=loss, selection=value, lr=rate, seconds=seconds)
-        self.ctx.audit(where, outputs, judged)
-        self.epoch += 1
+        self.ctx.audit(where, outputs, model)
+        self._epoch += 1
         self.ctx.save(self.name, self._state())
-        self.ctx.report(
-            stage=self.name,
-            epoch=self.epoch,
-            epochs=self.config.epochs,
-            selection=value,
-            rule=self.rule.rule,
-            **self.where,
-        )
+        self._report(selection=value, rule=self._rule.rule)
 
     def _steps(self) -> float:
         """Take one epoch's optimiser steps and return the mean loss."""
         device = self.ctx.device
-        parts = self.draw_epoch()
+        parts = self._draw_epoch()
         self.set_mode(self.model)
         total = torch.zeros((), device=device)
-        with isolated_randomness(self.ctx.seed(self.name, "dropout", self.epoch), device):
-            self.optimizer.zero_grad(set_to_none=True)
-            for number, batch in enumerate(self.batches(parts), start=1):
+        reported = time.monotonic()
+        with isolated_randomness(self.ctx.seed(self.name, "dropout", self._epoch), device):
+            self._optimizer.zero_grad(set_to_none=True)
+            for number, batch in enumerate(self._batches(parts), start=1):
                 with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                    loss = self.loss(self.model, batch)
+                    loss = self._loss(self.model, batch)
                 (loss / self.accumulate if self.accumulate > 1 else loss).backward()
                 if number % self.accumulate == 0 or number == len(parts):
-                    self.optimizer.step()
-                    self.optimizer.zero_grad(set_to_none=True)
-                    if self.averaged is not None:
-                        self.averaged.update(self.model)
+                    self._optimizer.step()
+                    self._optimizer.zero_grad(set_to_none=True)
+                    if self._averaged is not None:
+                        self._averaged.update(self.model)
                 total += loss.detach() * len(batch.y)
-        return self.mean_loss(total, sum(len(part) for part in parts))
+                if time.monotonic() - reported >= PROGRESS_SECONDS:
+                    self._report(step=number, steps=len(parts))
+                    reported = time.monotonic()
+        return self._mean_loss(total, sum(len(part) for part in parts))
 
-    def draw_epoch(self) -> list[Tensor]:
+    def _report(self, **progress: object) -> None:
+        epochs = {"epoch": self._epoch, "epochs": self.config.epochs}
+        self.ctx.report(stage=self.name, **epochs, **progress, **self.where)
+
+    def _draw_epoch(self) -> list[Tensor]:
         """Draw which samples the epoch visits, batch by batch."""
-        index = self.draw(self.epoch, self.ctx.generator(self.name, "sample", self.epoch))
+        index = self._draw(self._epoch, self.ctx.generator(self.name, "sample", self._epoch))
         return in_batches(index, self.config.batch_size)
 
-    def mean_loss(self, total: Tensor, images: int) -> float:
-        """Count the images of an epoch's steps, and give the mean of their losses."""
+    def _mean_loss(self, total: Tensor, images: int) -> float:
+        """Count the images of an epoch's steps, and return the mean of their losses."""
         self.ctx.count_passes(images)
         mean = float(total) / images  # the one place an epoch waits for the device
         if not math.isfinite(mean):
             raise NonFiniteLoss(
-                f"the loss became {mean} in epoch {self.epoch} of '{self.name}' "
-                f"(lr {self.optimizer.param_groups[0]['lr']:g})",
+                f"the loss became {mean} in epoch {self._epoch} of '{self.name}' "
+                f"(lr {self._optimizer.param_groups[0]['lr']:g})",
                 "lower the learning rate with --set <method>.lr=...",
             )
         return mean
 
-    def _judged(self) -> nn.Module:
-        """Give the model that the epoch is scored by: the averaged one, where there is one."""
-        if self.averaged is None:
+    def _evaluated_model(self) -> nn.Module:
+        """Return the model that the epoch is scored by: the averaged one, where there is one."""
+        if self._averaged is None:
             return self.model
-        with isolated_randomness(self.ctx.seed(self.name, "norms", self.epoch), self.ctx.device):
-            return self.averaged.settle(self.model, self.set_mode, self._norm_images())
+        with isolated_randomness(self.ctx.seed(self.name, "norms", self._epoch), self.ctx.device):
+            return self._averaged.update_batch_norm(self.model, self.set_mode, self._norm_images())
 
     def _norm_images(self) -> Iterator[Tensor]:
         """Draw batches as an epoch would, for the statistics of batch-norms."""
-        index = self.draw(self.epoch, self.ctx.generator(self.name, "norms", self.epoch))
+        index = self._draw(self._epoch, self.ctx.generator(self.name, "norms", self._epoch))
         index = index[: NORM_BATCHES * self.config.batch_size]
         self.ctx.count_passes(len(index))
-        for batch in self.batches(in_batches(index, self.config.batch_size), "norms-augment"):
+        for batch in self._batches(in_batches(index, self.config.batch_size), "norms-augment"):
             yield batch.images
 
-    def batches(self, parts: list[Tensor], stream: str = "augment") -> Iterator[Batch]:
+    def _batches(self, parts: list[Tensor], stream: str = "augment") -> Iterator[Batch]:
         """Gather and augment the images of one batch after another."""
-        generator = self.ctx.generator(self.name, stream, self.epoch)
-        several = augmented_together(parts, self.task.train_transform.resolution)
-        joined = [torch.cat(group) if len(group) > 1 else group[0] for group in several]
-        for group, raw in zip(several, batches(self.task.train.images, joined), strict=True):
+        generator = self.ctx.generator(self.name, stream, self._epoch)
+        groups = augmented_together(parts, self.task.train_transform.resolution)
+        joined = [torch.cat(group) if len(group) > 1 else group[0] for group in groups]
+        for group, raw in zip(groups, batches(self.task.train.images, joined), strict=True):
             counts = [len(part) for part in group]
-            images = self.task.train_transform.several(raw, counts, generator)
+            images = self.task.train_transform.batched(raw, counts, generator)
             images = images.contiguous(memory_format=torch.channels_last)
             for part, own in zip(group, images.split(counts), strict=True):
-                yield Batch(own, self.labels[part], part)
+                yield Batch(own, self._labels[part], part)
 
     def _state(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
-            "loss": self.loss.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
-            "averaged": self.averaged.state_dict() if self.averaged is not None else None,
-            "best_state": self.best_state,
-            "progress": [self.epoch, self.best_epoch, self.stale, self.best_value],
+            "loss": self._loss.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict() if self._schedule is not None else None,
+            "averaged": self._averaged.state_dict() if self._averaged is not None else None,
+            "best_state": self._best_state,
+            "progress": [
+                self._epoch,
+                self._best_epoch,
+                self._epochs_without_improvement,
+                self._best_value,
+            ],
         }
 
     def _restore(self) -> None:
@@ -265,11 +295,12 @@ class Training:
         if state is None:
             return
         self.model.load_state_dict(state["model"])
-        self.loss.load_state_dict(state["loss"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
-        if self.averaged is not None:
-            self.averaged.load_state_dict(state["averaged"])
-        self.best_state = state["best_state"]
-        self.epoch, self.best_epoch, self.stale, self.best_value = state["progress"]
+        self._loss.load_state_dict(state["loss"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._schedule is not None:
+            self._schedule.load_state_dict(state["schedule"])
+        if self._averaged is not None:
+            self._averaged.load_state_dict(state["averaged"])
+        self._best_state = state["best_state"]
+        self._epoch, self._best_epoch, idle, self._best_value = state["progress"]
+        self._epochs_without_improvement = idle

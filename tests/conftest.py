@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,3 +31,18 @@ def mnist_root() -> Path:
             pytest.fail(f"CI must check the real MNIST: {error}")
         pytest.skip(f"MNIST could not be fetched: {error.message}")
     return root
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[[Callable[[], Any]], Any]:
+    """Poll until something is true, and return it."""
+
+    def wait(ready: Callable[[], Any], seconds: float = 120.0) -> Any:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if found := ready():
+                return found
+            time.sleep(0.02)
+        pytest.fail(f"nothing happened within {seconds:.0f} s")
+
+    return wait

@@ -1,7 +1,8 @@
 """What SLURM knows: its configuration, and which of our tasks it still has.
 
 Its answer is a second opinion: the truth about runs is their records. Finished jobs it forgets
-within minutes, and its accounting, where there is one, lags.
+within minutes, and its accounting, where there is one, lags. Nothing else in this package calls
+squeue, scontrol, sacct or scancel.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from datasets.errors import UsageError
+
 TIMEOUT_SECONDS = 60
-DEFAULT_ARRAY = 1001  # what SLURM allows unless told otherwise
+DEFAULT_ARRAY_SIZE = 1001  # what SLURM allows unless its configuration says otherwise
+CANCELLED_AT_ONCE = 500  # task names in one call of scancel
 OVER = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
     *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 }
+WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 
 
 @dataclass(frozen=True)
@@ -39,27 +44,37 @@ class TaskState:
 
     @property
     def over(self) -> bool:
-        """Tell whether it has ended, in whatever way."""
+        """Whether it has ended, in whatever way."""
         return self.state in OVER
 
     @property
-    def waiting(self) -> bool:
-        """Tell whether it has not been started, or is to be started again."""
-        return self.state in ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+    def running(self) -> bool:
+        """Whether it has been started, and has neither ended nor to be started again."""
+        return not self.over and self.state not in WAITING
 
 
 def find_cluster() -> Cluster | None:
-    """Ask which cluster this machine belongs to; None where there is none, or it is silent."""
-    answer = _ask("scontrol", "show", "config")
-    if answer is None:
+    """Return the cluster this machine belongs to; none where there is none, or it is silent."""
+    if (answer := _ask("scontrol", "show", "config")) is None:
         return None
     found = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", answer, re.MULTILINE))
     size = found.get("MaxArraySize", "")
-    return Cluster(found.get("ClusterName", ""), int(size) if size.isdigit() else DEFAULT_ARRAY)
+    largest = int(size) if size.isdigit() else DEFAULT_ARRAY_SIZE
+    return Cluster(found.get("ClusterName", ""), largest)
+
+
+def require_cluster() -> Cluster:
+    """Return the cluster; raise `UsageError` where there is none, before any work is done."""
+    if (found := find_cluster()) is not None:
+        return found
+    raise UsageError(
+        "SLURM does not answer on this machine (scontrol show config)",
+        "run this on a login node of the cluster, or leave out --cluster",
+    )
 
 
 def task_states() -> dict[tuple[str, int], TaskState] | None:
-    """List this user's tasks by job name and number in the array; None if SLURM is silent."""
+    """Return this user's tasks by job name and number in the array; none if SLURM is silent."""
     answer = _ask(
         *("squeue", "--noheader", "--array", "--states=all", "--user", getpass.getuser()),
         *("--format", "%j|%F|%K|%T|%r"),
@@ -76,7 +91,7 @@ def task_states() -> dict[tuple[str, int], TaskState] | None:
 
 
 def past_states(jobs: Iterable[str]) -> dict[str, str]:
-    """Ask the accounting, where there is one, how jobs ended that squeue has forgotten."""
+    """Return how jobs ended that squeue has forgotten, where there is an accounting to ask."""
     wanted = ",".join(jobs)
     answer = wanted and _ask(
         *("sacct", "--noheader", "--allocations", "--parsable2"),
@@ -89,17 +104,16 @@ def past_states(jobs: Iterable[str]) -> dict[str, str]:
 def cancel_tasks(jobs: Iterable[str]) -> None:
     """Cancel tasks; those that have ended meanwhile do not matter."""
     listed = list(jobs)
-    for start in range(0, len(listed), 500):
-        _ask("scancel", *listed[start : start + 500])
+    for start in range(0, len(listed), CANCELLED_AT_ONCE):
+        _ask("scancel", *listed[start : start + CANCELLED_AT_ONCE])
 
 
 def _ask(program: str, *arguments: str) -> str | None:
     if shutil.which(program) is None:
         return None
     try:
-        done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
-        )
+        command = [program, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

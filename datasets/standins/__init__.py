@@ -2,7 +2,7 @@
 
 The loaders, the caches and the whole training path deserve to be exercised without a download of
 gigabytes. A stand-in is written exactly as the released files are, so the very same loader reads
-it; a marker file beside the labels makes sure that nobody takes its numbers for real ones.
+it; a marker file beside the labels keeps its numbers from being taken for real ones.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ SPECIES: tuple[tuple[tuple[str, Colour], ...], ...] = (
         ("Black_Cliff_Cormorant", (38, 38, 46)),
     ),
 )
-"""Names and plumage, by class; invented, so that nobody looks for them in CUB."""
+"""Names and plumage, by class; invented, none of them is in CUB."""
 
 PLACES = (("b/bamboo_forest", "f/forest/broadleaf"), ("o/ocean", "l/lake/natural"))
 

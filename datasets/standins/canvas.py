@@ -108,7 +108,7 @@ class Canvas:
         self.place_scene()
 
     def place_scene(self) -> None:
-        """Let both coordinates run from 0 to 1 over the whole picture."""
+        """Make both coordinates run from 0 to 1 over the whole picture."""
         self._origin = np.zeros(2)
         self._matrix = np.diag([self.width, self.height]).astype(np.float64)
         self._unit = float(min(self.width, self.height))

@@ -1,7 +1,7 @@
 """The marker that tells a stand-in from the real data.
 
 A result on synthetic pictures must never reach a table of real ones. The marker lies in the folder
-of the label file, so that whoever reads the labels can see it without knowing how they were made.
+of the label file, so that a reader of the labels sees it without knowing how they were made.
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ class Skew:
 def apportion(weights: Sequence[int], total: int, fewest: int = FEWEST_PER_GROUP) -> list[int]:
     """Share `total` out in proportion to `weights`, at least `fewest` to each.
 
-    Largest remainder, as for seats in a parliament. Whoever is due less than the fewest gets just
-    that, and the others share the rest in the same way, so a larger group is never the smaller one.
+    Largest remainder, as for seats in a parliament. A group that is due less than the fewest gets
+    just that, and the others share the rest in the same way, so a larger group is never the smaller
+    one.
     """
     if total < fewest * len(weights):
         raise ValueError(f"{total} images cannot give {fewest} to each of {len(weights)} groups")

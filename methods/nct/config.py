@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeVar
 
+from datasets.config import require
 from methods.nct.routing import RoutingImages
-from methods.nct.sampling import Strategy
 from methods.nct.tree import HeadKinds
-from methods.optimisation import TrainConfig, demand
+from methods.optimisation import TrainConfig
 
+Strategy = Literal["class_weights", "downsample", "geomean"]
 Number = TypeVar("Number", int, float)
 
 
@@ -66,26 +67,26 @@ class NctConfig:
     min_group: int = 1
 
     def __post_init__(self) -> None:
-        demand(self.iterations >= 1, f"iterations must be at least 1 but got {self.iterations}")
-        demand(self.hidden >= 1, f"hidden must be at least 1 but got {self.hidden}")
-        demand(0 <= self.dropout < 1, f"dropout must be in [0, 1) but got {self.dropout}")
-        demand(
+        require(self.iterations >= 1, f"iterations must be at least 1 but got {self.iterations}")
+        require(self.hidden >= 1, f"hidden must be at least 1 but got {self.hidden}")
+        require(0 <= self.dropout < 1, f"dropout must be in [0, 1) but got {self.dropout}")
+        require(
             0 < self.backbone_lr < float("inf"),
             f"backbone_lr must be positive but got {self.backbone_lr}",
         )
-        demand(self.lr_decay_factor >= 1, "lr_decay_factor must be at least 1")
-        demand(self.aux_weight >= 0, f"aux_weight cannot be negative but got {self.aux_weight}")
-        demand(self.weight_cap > 0, f"weight_cap must be positive but got {self.weight_cap}")
-        demand(self.min_samples >= 0, f"min_samples cannot be negative: {self.min_samples}")
-        demand(
+        require(self.lr_decay_factor >= 1, "lr_decay_factor must be at least 1")
+        require(self.aux_weight >= 0, f"aux_weight cannot be negative but got {self.aux_weight}")
+        require(self.weight_cap > 0, f"weight_cap must be positive but got {self.weight_cap}")
+        require(self.min_samples >= 0, f"min_samples cannot be negative: {self.min_samples}")
+        require(
             bool(self.epochs) and min(self.epochs) >= 1, f"epochs must be positive: {self.epochs}"
         )
-        demand(
+        require(
             bool(self.phase1_ratio) and all(0 <= ratio <= 1 for ratio in self.phase1_ratio),
             f"phase1_ratio must be between 0 and 1 but got {self.phase1_ratio}",
         )
-        demand(self.z >= 0, f"z cannot be negative but got {self.z}")
-        demand(self.min_group >= 1, f"min_group must be at least 1 but got {self.min_group}")
+        require(self.z >= 0, f"z cannot be negative but got {self.z}")
+        require(self.min_group >= 1, f"min_group must be at least 1 but got {self.min_group}")
         for phase in (1, 2):
             self.phase(1, phase)  # checks what training in general demands
 
@@ -94,14 +95,14 @@ class NctConfig:
         return replace(self, epochs=tuple(min(epochs, 2) for epochs in self.epochs))
 
     def phase_epochs(self, iteration: int) -> tuple[int, int]:
-        """Give the epochs of phase 1 and of phase 2."""
+        """Return the epochs of phase 1 and of phase 2."""
         total = _at(self.epochs, iteration)
         ratio = {"head_only": 1.0, "full": 0.0}.get(self.scope, _at(self.phase1_ratio, iteration))
         first = round(ratio * total)
         return first, total - first
 
     def rates(self, iteration: int) -> tuple[float, float]:
-        """Give the learning rates of the backbone and of the heads."""
+        """Return the learning rates of the backbone and of the heads."""
         shrink = self.lr_decay_factor ** (iteration - 1)
         return self.backbone_lr / shrink, self.head_lr / shrink
 

@@ -8,6 +8,12 @@ Deviations: from NCT, each a switch: leaf calibration; checkpoint and depth by c
     average of the weights; mixing of sibling nodes; no early stop and a constant rate (NCT's own
     knobs). Tree, loss, sampling and routing are NCT's, and so is iteration 1: with every switch off
     it is NCT to the last bit.
+
+The heads of a tree are trained one against all, on nodes made equally large, so that nothing makes
+their logits comparable: those of easy leaves are far larger, and take images that belong to a hard
+leaf of another class. A bias for each leaf and one common scale, fitted by the cross-entropy of the
+classes, put that right. They move images between classes only: within a class the leaf with the
+highest raw logit is the leaf, as before.
 """
 
 from __future__ import annotations
@@ -17,21 +23,18 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from datasets.base import Task
-from methods.base import Context, Fitted, Shape, register
-from methods.nct.calibration import CalibratedTree, Calibration, fit_calibration
+from datasets.config import require
+from methods.base import Context, Fitted, NetworkSpec, Selected, register
+from methods.nct.builder import Nct, NodeLoss, TreeBuilder
 from methods.nct.config import NctConfig
 from methods.nct.depth import Proxy, cell_wga, pseudo_auroc, pseudo_wga
-from methods.nct.fitted import FittedTree
-from methods.nct.loss import NodeLoss
-from methods.nct.method import Growth, Nct
-from methods.nct.mixing import MixedNodeLoss
-from methods.nct.tree import Tree
-from methods.optimisation import demand
+from methods.nct.tree import FittedTree, Tree
 from methods.prediction import EvalImages, predict_with
-from methods.training import Trained
+from methods.training import Batch
 
 CalibrationData = Literal["none", "validation", "half", "train"]
 
@@ -61,16 +64,126 @@ class PlusConfig(NctConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand(self.penalty > 0, f"penalty must be positive but got {self.penalty}")
-        demand(self.cell_smallest >= 1, f"cell_smallest must be at least 1: {self.cell_smallest}")
-        demand(self.cell_prior >= 0, f"cell_prior cannot be negative but got {self.cell_prior}")
-        demand(0 <= self.ema < 1, f"ema must be in [0, 1) but got {self.ema}")
-        demand(0 <= self.mixup <= 1, f"mixup must be between 0 and 1 but got {self.mixup}")
+        require(self.penalty > 0, f"penalty must be positive but got {self.penalty}")
+        require(self.cell_smallest >= 1, f"cell_smallest must be at least 1: {self.cell_smallest}")
+        require(self.cell_prior >= 0, f"cell_prior cannot be negative but got {self.cell_prior}")
+        require(0 <= self.ema < 1, f"ema must be in [0, 1) but got {self.ema}")
+        require(0 <= self.mixup <= 1, f"mixup must be between 0 and 1 but got {self.mixup}")
+
+
+class Calibration(nn.Module):
+    """Leaf biases and a scale; from raw leaf logits to outputs that choose the class first.
+
+    A class scores the logsumexp of its leaves' calibrated logits. An output is the score of the
+    leaf's class, less how far the leaf's raw logit lies below the best of that class. So the best
+    output of a class is its score, and the best of all is the leaf that class-first choice takes.
+    """
+
+    bias: Tensor
+    scale: Tensor
+
+    def __init__(self, bias: Tensor, scale: Tensor, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.register_buffer("bias", bias)
+        self.register_buffer("scale", scale)
+
+    def forward(self, leaf_logits: Tensor) -> Tensor:
+        """Compute the outputs; leaves that are minus infinity stay so."""
+        scores = class_logsumexp(leaf_logits, self.bias, self.scale, self.classes)
+        raw = leaf_logits.view(len(leaf_logits), self.classes, -1)
+        return (scores[:, :, None] + raw - raw.amax(dim=2, keepdim=True)).flatten(1)
+
+
+class CalibratedTree(Tree):
+    """A finished tree with its calibration; calling it gives the calibrated outputs."""
+
+    def __init__(self, tree: Tree, calibration: Calibration) -> None:
+        super().__init__(tree.backbone, tree.classes)
+        self.levels = tree.levels
+        self.calibration = calibration
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the outputs, merged nodes ruled out."""
+        outputs: Tensor = self.calibration(super().forward(images))
+        return outputs
+
+
+def class_logsumexp(leaf_logits: Tensor, bias: Tensor, scale: Tensor, classes: int) -> Tensor:
+    """Score each class by all its leaves, scaled and shifted."""
+    absent = leaf_logits.isneginf()
+    moved = scale * leaf_logits.masked_fill(absent, 0.0) + bias  # infinity has no gradient
+    moved = moved.masked_fill(absent, -torch.inf)
+    return moved.view(len(moved), classes, -1).logsumexp(dim=2)
+
+
+def fit_calibration(leaf_logits: Tensor, y: Tensor, classes: int, penalty: float) -> Calibration:
+    """Minimise the mean cross-entropy of the classes plus `penalty` times the squared sizes.
+
+    The penalty is on the biases and on the logarithm of the scale: without one, neither has an end
+    where the classes can be told apart without an error.
+    """
+    logits = leaf_logits.double()
+    bias = torch.zeros(logits.shape[1], dtype=torch.float64, requires_grad=True)
+    log_scale = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    solver = torch.optim.LBFGS([bias, log_scale], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        solver.zero_grad()
+        scores = class_logsumexp(logits, bias, log_scale.exp(), classes)
+        size = bias.square().sum() + log_scale.square()
+        loss = functional.cross_entropy(scores, y) + penalty * size
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        solver.step(closure)
+    return Calibration(bias.detach().float(), log_scale.detach().exp().float(), classes)
+
+
+class MixedNodeLoss(NodeLoss):
+    """Node loss on a batch in which a share of the images is mixed with siblings of the batch.
+
+    A hard node has a few dozen images, and its heads learn them by heart. A mixture of one of them
+    with an image of its easy sibling has the same class, and a node label in between.
+    """
+
+    def __init__(
+        self, labels: Tensor, weights: Tensor, aux_weight: float, frozen: bool, share: float
+    ) -> None:
+        super().__init__(labels, weights, aux_weight, frozen)
+        self.share = share
+
+    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Compute the loss of one batch; its terms are mixed as the images are."""
+        assert isinstance(model, Tree)
+        labels = self.labels[batch.index]
+        partner, own = sibling_mixture(labels, self.share)
+        weight = own[:, None, None, None]
+        images = weight * batch.images + (1 - weight) * batch.images[partner]
+        outputs = model.logits(images, frozen=self.frozen)
+        mine = self.per_sample(model, outputs, labels)
+        theirs = self.per_sample(model, outputs, labels[partner])
+        return torch.mean(own * mine + (1 - own) * theirs)
+
+
+def sibling_mixture(labels: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Draw a partner for each sample and the sample's own weight in the mixture.
+
+    The partner is a random sample of the sibling node, l xor 1. A `share` of those that have one is
+    mixed, with a weight drawn evenly from 0 to 1; the others keep the weight 1.
+    """
+    siblings = (labels[:, None] ^ 1) == labels
+    draws = torch.rand(siblings.shape, device=labels.device).masked_fill(~siblings, -1.0)
+    best, partner = draws.max(dim=1)
+    chance, weight = torch.rand((2, len(labels)), device=labels.device)
+    mixed = (best >= 0) & (chance < share)
+    return partner, torch.where(mixed, weight, 1.0)
 
 
 @dataclass
-class PlusGrowth(Growth):
-    """The growing of one tree whose leaves are calibrated at the end of every iteration."""
+class PlusTreeBuilder(TreeBuilder):
+    """Grows one tree whose leaves are calibrated at the end of every iteration."""
 
     config: PlusConfig
     fixed: Calibration | None = field(default=None, init=False)  # on training images
@@ -88,26 +201,35 @@ class PlusGrowth(Growth):
         return "cell_pwga" if cells else super()._rule()
 
     def _proxy(self, leaf_logits: Tensor, t: int) -> Proxy:
-        """Judge the calibrated outputs, on those validation samples that may judge."""
+        """Score the calibrated outputs, on those validation samples that choose."""
         calibration = self._fit(leaf_logits)
         outputs = leaf_logits if calibration is None else calibration(leaf_logits)
-        judges = self.halves[1]
-        return self._judge(outputs[judges], judges, t)
+        return self._selection_proxy(outputs[self.selection_indices], t)
 
-    def _judge(self, outputs: Tensor, judges: Tensor, t: int) -> Proxy:
-        config, y = self.config, self.task.val.y[judges]
+    def _selection_proxy(self, outputs: Tensor, t: int) -> Proxy:
+        chosen = self.selection_indices
+        config, y = self.config, self.task.val.y[chosen]
         if self.task.metric == "auroc":
             return pseudo_auroc(outputs, y, t)
         if config.proxy == "pwga2":
-            own = self._routed_val()[judges] if config.pwga == "routed" else None
+            own = self._routed_val()[chosen] if config.pwga == "routed" else None
             return pseudo_wga(outputs, y, t, own, config.min_group)
         assert self.first_val is not None
-        first, classes = self.first_val[judges], len(self.task.classes)
+        first, classes = self.first_val[chosen], len(self.task.classes)
         return cell_wga(outputs, y, first, classes, config.cell_smallest, config.cell_prior)
 
+    @property
+    def calibration_indices(self) -> Tensor:
+        """Validation samples that calibrate: all, or a half."""
+        return self._halves[0]
+
+    @property
+    def selection_indices(self) -> Tensor:
+        """Validation samples that choose checkpoint and depth: all, or the other half."""
+        return self._halves[1]
+
     @cached_property
-    def halves(self) -> tuple[Tensor, Tensor]:
-        """Give the validation samples that calibrate and those that judge: all, or a half each."""
+    def _halves(self) -> tuple[Tensor, Tensor]:
         count = len(self.task.val)
         if self.config.calibration != "half":
             return torch.arange(count), torch.arange(count)
@@ -121,7 +243,7 @@ class PlusGrowth(Growth):
         """Calibrate on validation class labels, given the leaf logits of all validation samples."""
         if self.config.calibration in ("none", "train"):
             return self.fixed
-        mine = self.halves[0]
+        mine = self.calibration_indices
         return self._calibration(leaf_logits[mine], self.task.val.y[mine])
 
     def _calibration(self, leaf_logits: Tensor, y: Tensor) -> Calibration:
@@ -137,13 +259,18 @@ class PlusGrowth(Growth):
         return self._calibration(predict_with(tree, images), self.task.train.y[index])
 
     def _finish(
-        self, tree: Tree, labels: Tensor, counts: Tensor, merged: tuple[int, ...], trained: Trained
+        self,
+        tree: Tree,
+        labels: Tensor,
+        counts: Tensor,
+        merged: tuple[int, ...],
+        selected: Selected,
     ) -> None:
         """Keep the iteration's tree calibrated; the one that is routed by and grown on is not."""
         t, y = tree.depth, self.task.val.y
         if t > 1 and self.config.calibration == "train":
             self.fixed = self._fit_on_training_images(tree)
-        super()._finish(tree, labels, counts, merged, trained)
+        super()._finish(tree, labels, counts, merged, selected)
         if t > 1:
             done = self.done[-1]
             logits = predict_with(tree, EvalImages(self.task.val.images, self.task.eval_transform))
@@ -163,28 +290,30 @@ class PlusGrowth(Growth):
         self.fixed = None
 
 
-@register("nct_plus", version=1, config=PlusConfig)
+@register("nct_plus", version=1, config=PlusConfig, title="NCT+", order=95)
 class NctPlus(Nct):
     """Grow NCT's tree, and calibrate its leaves."""
 
     training_name = "nct"  # its random streams as well, so that the two differ by the switches only
 
-    def scored_by(self, config: NctConfig) -> tuple[str, ...]:
-        """Name the proxies; iteration 1 has none yet."""
-        return (*super().scored_by(config), "cell_pwga") if config.iterations > 1 else ()
+    def selection_rules(self, config: NctConfig) -> tuple[str, ...]:
+        """Return the proxies; iteration 1 has none yet."""
+        return (*super().selection_rules(config), "cell_pwga") if config.iterations > 1 else ()
 
     def fit(self, task: Task, config: NctConfig, ctx: Context) -> Fitted:
         """Train iteration by iteration."""
         assert isinstance(config, PlusConfig)
-        return PlusGrowth(task, config, ctx).run()
+        return PlusTreeBuilder(task, config, ctx).run()
 
-    def revive(self, shape: Shape, config: NctConfig, weights: dict[str, Tensor]) -> Fitted:
+    def load_fitted(
+        self, spec: NetworkSpec, config: NctConfig, weights: dict[str, Tensor]
+    ) -> Fitted:
         """Fill a tree of the kept depth, and put its calibration back."""
         plain = {
             name: value for name, value in weights.items() if not name.startswith("calibration.")
         }
-        tree = self._revived(shape, config, plain)
+        tree = self._load_tree(spec, config, plain)
         if "calibration.bias" in weights:
             bias, scale = weights["calibration.bias"], weights["calibration.scale"]
             tree = CalibratedTree(tree, Calibration(bias, scale, tree.classes)).eval()
-        return FittedTree(tree, shape.codes)
+        return FittedTree(tree, spec.codes)

@@ -59,7 +59,8 @@ def predicted_leaves(tree: Tree, task: Task, ctx: Context, images: RoutingImages
     generator = ctx.generator("nct", "route", tree.depth)
     leaves = []
     with torch.no_grad(), evaluation_mode(tree):
-        for index in torch.arange(len(task.train)).split(batch_size_for(task.train_transform)):
+        size = batch_size_for(task.train_transform, task.train.images)
+        for index in torch.arange(len(task.train)).split(size):
             batch = task.train_transform(task.train.images.batch(index), generator)
             batch = batch.contiguous(memory_format=torch.channels_last)
             leaves.append(tree(batch).argmax(dim=1).cpu())

@@ -1,4 +1,4 @@
-"""The tree: a shared backbone and one level of heads for each iteration.
+"""The tree: a shared backbone and one level of heads for each iteration; and a fitted one.
 
 Level t has K(t) = C * 2^(t-1) heads; head j reads the representation of head j // 2 of the level
 above (the backbone's features at level 1). All heads of a level are one batched product: their
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from methods.backbones import Backbone
+from methods.base import Fitted, Selected
+from methods.metrics import class_scores
 
 HeadKinds = Literal["linear", "mlp", "asymmetric", "reversed"]
 
@@ -121,7 +123,7 @@ class Tree(nn.Module):
         self.levels.append(heads)
         return heads
 
-    def above(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def parent_features(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Compute what the last level reads, and the raw logits of the levels before it."""
         state = self.backbone(images)[:, None]
         outputs = []
@@ -133,7 +135,7 @@ class Tree(nn.Module):
     def logits(self, images: Tensor, *, frozen: bool = False) -> list[Tensor]:
         """Compute the raw logits of every level; `frozen` keeps gradients to the last one."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            state, outputs = self.above(images)
+            state, outputs = self.parent_features(images)
         return [*outputs, self.leaves(state)[1]]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -148,8 +150,48 @@ def class_of(leaf: Tensor, depth: int) -> Tensor:
 
 
 def path_name(leaf: int, depth: int, codes: tuple[str, ...]) -> str:
-    """Name a leaf by its class and its easy/hard route: `LB:HE`."""
+    """Return the name of a leaf, its class and its easy/hard route: `LB:HE`."""
     steps = [leaf >> shift & 1 for shift in reversed(range(depth - 1))]
     route = "".join("EH"[step] for step in steps)
     code = codes[leaf >> (depth - 1)]
     return f"{code}:{route}" if route else code
+
+
+class FittedTree(Fitted):
+    """A trained tree: the classifier and the partition at once."""
+
+    tree_key = "nct"
+
+    def __init__(
+        self,
+        tree: Tree,
+        codes: tuple[str, ...],
+        *,
+        selection: Selected | None = None,
+        details: dict[str, object] | None = None,
+        partition: Tensor | None = None,
+        snapshots: tuple[FittedTree, ...] = (),
+    ) -> None:
+        super().__init__(
+            tree, selection=selection, details=details, partition=partition, snapshots=snapshots
+        )
+        self.tree = tree
+        self.codes = codes
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Score each class by its best leaf."""
+        return class_scores(self.tree(images), self.tree.classes)
+
+    def leaf(self, images: Tensor) -> Tensor:
+        """Return the leaf of each image."""
+        return self.leaf_logits(images).argmax(dim=1)
+
+    def leaf_logits(self, images: Tensor) -> Tensor:
+        """Score every leaf; merged ones are minus infinity."""
+        logits: Tensor = self.tree(images)
+        return logits
+
+    def leaf_names(self) -> tuple[str, ...]:
+        """Return the class and the easy/hard route of every leaf, in order."""
+        leaves = range(len(self.tree.leaves.active))
+        return tuple(path_name(leaf, self.tree.depth, self.codes) for leaf in leaves)

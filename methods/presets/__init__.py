@@ -60,7 +60,7 @@ def _sourced(entry: dict[str, Any], tables: dict[str, Any]) -> Sourced:
 
 
 def tuned_name(method: str, dataset: str, *, quick: bool, standin: bool) -> str:
-    """Name a tuned preset and its study; what comes of smoke runs or stand-ins says so."""
+    """Return the name of a tuned preset and its study; smoke runs and stand-ins have their own."""
     return f"{method}-{dataset}" + "-standin" * standin + "-quick" * quick
 
 
@@ -74,6 +74,22 @@ def read_tuned(method: str, name: str, folder: Path | None) -> dict[str, Sourced
     return None
 
 
+def has_preset(
+    method: Method,
+    dataset: str,
+    preset: str = "paper",
+    *,
+    folder: Path | None = None,
+    quick: bool = False,
+    standin: bool = False,
+) -> bool:
+    """Return whether a preset has values of this method's own; arguments as of `preset_values`."""
+    if preset == "paper":
+        return method.name in read_presets(dataset)
+    name = tuned_name(method.name, dataset, quick=quick, standin=standin)
+    return read_tuned(method.name, name, folder) is not None
+
+
 def preset_values(
     method: Method,
     dataset: str,
@@ -83,7 +99,7 @@ def preset_values(
     quick: bool = False,
     standin: bool = False,
 ) -> dict[str, Any]:
-    """Give the values of a preset; a method without one in the paper's runs on its defaults.
+    """Return the values of a preset; a method without one in the paper's runs on its defaults.
 
     Args:
         method: whose.

@@ -2,102 +2,117 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.campaigns import CAMPAIGNS, campaign_cells
-from bench.plan import NOWHERE, Job, Request, expand
-from bench.report.collection import Collection, campaign_ids, classify, published_ids
+from bench.job import NO_DATA, Job, Request, expand
+from bench.provenance import Environment, GitState, Provenance
+from bench.record import Cost, Failure, Metrics, Outcome, Record, StageCost, Status, Unreadable
+from bench.reporting.collection import Collection, VariantSpec, collect
+from bench.reporting.inputs import Reference, ReportInput
+from bench.store import Store
 from datasets.base import Facts
-from datasets.catalogue import DATASETS
+from datasets.catalogue import get_dataset
 
-CLEAN = {"commit": "0" * 40, "dirty": False}
-
-
-@cache
-def known() -> tuple[set[str], dict[str, Any]]:
-    return published_ids(), campaign_ids()
+CLEAN = GitState("0" * 40, False)
+DIRTY = GitState("0" * 40, True)
+MACHINE = Environment(processor="made up", libraries={"torch": "2.0"})
+AUROCS = ("auroc", "auroc_nonpatch", "auroc_histopath")
 
 
 @cache
 def jobs(method: str, dataset: str, seeds: int = 5) -> tuple[Job, ...]:
-    return tuple(expand(Request((method,), (dataset,), tuple(range(seeds)), NOWHERE)))
+    """Jobs of a method's preset, seeds from 0 on."""
+    return tuple(expand(Request((method,), (dataset,), tuple(range(seeds)), NO_DATA)))
 
 
-@cache
-def variant_jobs(campaign: str, variant: str, dataset: str) -> tuple[Job, ...]:
-    cells = campaign_cells(CAMPAIGNS[campaign], (dataset,), NOWHERE)
-    return next(cell.jobs for cell in cells if cell.variant.name == variant)
+def changed_jobs(method: str, dataset: str, seeds: Sequence[int], **settings: str) -> list[Job]:
+    """Jobs with settings of the method changed by hand."""
+    overrides = {f"{method}.{name}": value for name, value in settings.items()}
+    return expand(Request((method,), (dataset,), tuple(seeds), NO_DATA, overrides=overrides))
 
 
-def record(job: Job, wga: float, **changes: Any) -> dict[str, Any]:
-    """A finished run of a job whose worst group comes to `wga`."""
-    metrics: dict[str, Any] = {"wga": wga, "avg": wga + 2.0, "avg_train_weighted": wga + 3.0}
+def record(
+    job: Job,
+    wga: float,
+    *,
+    run_id: str = "",
+    git: GitState = CLEAN,
+    stages: Sequence[StageCost] | None = None,
+    details: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Record:
+    """A finished run of a job whose worst group comes to `wga`.
+
+    `changes` are of fields of the job, whose identity and id stay as they are.
+    """
+    if details is None:
+        details = {"nct": tree(job, (wga - 50.0, wga, wga - 1.0))} if job.method == "nct" else {}
+    return Record(
+        job=replace(job, **changes),
+        status=Status.DONE,
+        provenance=Provenance(
+            command=job.command(), device="cpu", threads=1, environment=MACHINE, git=git
+        ),
+        cost=Cost(tuple(made_up_stages(job) if stages is None else stages), 500_000_000),
+        outcome=Outcome({split: metrics(job, wga) for split in ("val", "test")}),
+        details=details,
+        stored_id=run_id or job.run_id,
+    )
+
+
+def failed(job: Job, kind: str, message: str = "", *, run_id: str = "", **changes: Any) -> Record:
+    """A run of a job that failed."""
+    return replace(
+        record(job, 0.0, run_id=run_id, stages=(), details={}, **changes),
+        status=Status.FAILED,
+        outcome=None,
+        failure=Failure(kind, message),
+    )
+
+
+def facts_of(dataset: str) -> Facts:
+    """The constants of a dataset's usual protocol."""
+    found = get_dataset(dataset)
+    return found.facts(found.config_type())
+
+
+def metrics(job: Job, wga: float) -> Metrics:
+    """The metrics of a split whose worst group comes to `wga`."""
+    values = {"wga": wga, "avg": wga + 2.0, "avg_train_weighted": wga + 3.0}
     if job.dataset == "isic":
-        metrics |= {name: wga / 100 for name in ("auroc", "auroc_nonpatch", "auroc_histopath")}
-    facts = DATASETS[job.dataset].facts(DATASETS[job.dataset].config_type())
-    metrics["group_accuracy"] = dict.fromkeys(facts.groups, wga)
-    metrics["group_count"] = dict.fromkeys(facts.groups, 100)
-    made = {
-        "run_id": job.run_id,
-        "status": "done",
-        "method": job.method,
-        "dataset": job.dataset,
-        "protocol": job.protocol,
-        "standin": job.standin,
-        "quick": job.quick,
-        "preset": job.preset,
-        "overrides": job.overrides,
-        "variant": job.variant,
-        "config": job.config,
-        "seed": job.seed,
-        "method_version": job.method_version,
-        "data_fingerprint": job.fingerprint,
-        "supervision": job.supervision,
-        "command": job.command(),
-        "git": CLEAN,
-        "device": "cpu",
-        "threads": 1,
-        "peak_memory_bytes": 500_000_000,
-        "environment": {"processor": "made up", "libraries": {"torch": "2.0"}},
-        "stages": [
-            {
-                "name": "erm",
-                "key": f"{job.dataset} {job.seed}",
-                "seconds_standalone": 60.0,
-                "seconds_marginal": 0.0,
-                "image_passes": 9,
-                "reused": True,
-                "git": CLEAN,
-            },
-            {
-                "name": "fit",
-                "key": job.run_id,
-                "seconds_standalone": 30.0,
-                "seconds_marginal": 30.0,
-                "image_passes": 9,
-                "reused": False,
-                "git": CLEAN,
-            },
-        ],
-        "metrics": {"val": metrics, "test": metrics},
-    }
-    if job.method == "nct":
-        made["nct"] = tree(job, (wga - 50.0, wga, wga - 1.0))
-    return {**made, **changes}
+        values |= dict.fromkeys(AUROCS, wga / 100)
+    groups = facts_of(job.dataset).groups
+    return Metrics(values, dict.fromkeys(groups, wga), dict.fromkeys(groups, 100))
+
+
+def stage(name: str, key: str, seconds: float, *, reused: bool = False, **more: Any) -> StageCost:
+    """What a stage took."""
+    values = {"cpu_seconds": None, "image_passes": 9, "git": CLEAN, **more}
+    return StageCost(name, key, seconds, 0.0 if reused else seconds, reused=reused, **values)
+
+
+def made_up_stages(job: Job) -> list[StageCost]:
+    """A first stage that another run had made, and the fit itself."""
+    return [
+        stage("erm", f"{job.dataset} {job.seed}", 60.0, reused=True),
+        stage("fit", job.run_id, 30.0),
+    ]
 
 
 def tree(job: Job, worst: tuple[float, ...]) -> dict[str, Any]:
     """What a tree notes: one iteration for each worst-group figure; iteration 2 is chosen."""
-    facts = DATASETS[job.dataset].facts(DATASETS[job.dataset].config_type())
+    facts = facts_of(job.dataset)
     iterations = []
     for t, wga in enumerate(worst, start=1):
         routes = [""] if t == 1 else ["E", "H"] if t == 2 else ["EE", "EH", "HE", "HH"]
         leaves = [f"{code}:{route}" if route else code for code in facts.codes for route in routes]
         test = {"wga": wga, "avg": wga + 2.0}
         if job.dataset == "isic":
-            test |= {name: wga / 100 for name in ("auroc", "auroc_nonpatch", "auroc_histopath")}
+            test |= dict.fromkeys(AUROCS, wga / 100)
         count = len(leaves)
         iterations.append(
             {
@@ -130,7 +145,7 @@ def tree(job: Job, worst: tuple[float, ...]) -> dict[str, Any]:
 
 
 def makeup(facts: Facts, leaves: list[str]) -> dict[str, dict[str, int]]:
-    """Put 10 training samples of every group into each leaf of its class."""
+    """10 training samples of every group in each leaf of its class."""
     per_class = len(facts.groups) / len(facts.classes)
     return {
         leaf: {
@@ -142,6 +157,28 @@ def makeup(facts: Facts, leaves: list[str]) -> dict[str, dict[str, int]]:
     }
 
 
-def collection(*records: dict[str, Any], folder: Path = Path("runs")) -> Collection:
+class MadeUpStore(Store):
+    """A store of records that were never written."""
+
+    def __init__(self, folder: Path, records: Sequence[Record | Unreadable]) -> None:
+        super().__init__(folder.parent)
+        self.runs, self.made_up = folder, records
+
+    def read_all(self) -> Iterator[Record | Unreadable]:
+        yield from self.made_up
+
+
+def collection(
+    *records: Record | Unreadable,
+    folder: Path = Path("runs"),
+    variants: Sequence[VariantSpec] = (),
+) -> Collection:
     """Classify made-up records by what today's code publishes."""
-    return classify(records, folder, *known())
+    return collect(MadeUpStore(folder, records), variants)
+
+
+def given(
+    runs: Collection, reference: Reference | None = None, data_root: Path = Path("no-data")
+) -> ReportInput:
+    """What a table is made from."""
+    return ReportInput(runs, data_root, reference or Reference())

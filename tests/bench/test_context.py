@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,22 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bench.audit
-from bench.audit import AuditLink, start_audit
-from bench.context import Part, RunContext, RunScope, history_rows, with_audit
-from bench.execute import Machine, execute, load_data
-from bench.plan import Request, expand
+from bench.audit import Auditor
+from bench.context import (
+    FitStopped,
+    RunContext,
+    RunSettings,
+    StageAccount,
+    derive_seed,
+    stage_address,
+    with_audit,
+)
+from bench.job import Request, expand
+from bench.process import CpuClock
 from bench.provenance import git_state
-from bench.seeds import derive_seed
-from bench.spent import Spent
-from datasets.base import LoadedData
-from methods.base import Context, StageResult
-from methods.logistic import Fit, Layer, Samples, fit_layers
+from bench.runner import load_data
+from datasets.base import GroupLabelsHidden, LoadedData, Task
+from methods.base import Context, Stage, StageResult, Supervision
 
 names = st.lists(st.text(st.characters(exclude_characters="/", codec="utf-8")), max_size=3)
 
@@ -38,20 +44,36 @@ class Recipe:
     rate: float = 0.5
 
 
-def make_context(folder: Path, *, seed: int = 0, run: str = "run", **parts: Any) -> RunContext:
-    scope = RunScope(
-        run_id=run,
-        seed=seed,
-        device=torch.device("cpu"),
-        meaning=parts.get("meaning", {"dataset": "digits"}),
-        stages=folder / "stages",
-        report=lambda progress: None,
-        audit=parts.get("audit", AuditLink()),
-    )
-    return RunContext(scope, Part(run, folder / "work" / run), [])
+class NoTask:
+    """A task that a stage narrows, and never looks at."""
+
+    def narrowed(self, **granted: bool) -> Task:
+        return self  # type: ignore[return-value]
 
 
-def three_epochs(ctx: Context, stop_after: int = 3, pause: float = 0.0) -> StageResult:
+TASK: Task = NoTask()  # type: ignore[assignment]
+
+
+def make_context(
+    folder: Path, *, seed: int = 0, run: str = "run", audit: Any = None, **settings: Any
+) -> RunContext:
+    known = {
+        "run_id": run,
+        "seed": seed,
+        "device": torch.device("cpu"),
+        "scope": {"dataset": "digits"},
+        "stages": folder / "stages",
+        **settings,
+    }
+    account = StageAccount(run, folder / "work" / run)
+    return RunContext(RunSettings(**known), account, [], settings.pop("progress", None), audit)
+
+
+def toy(recipe: Recipe | None = None, version: int = 1, **needs: bool) -> Stage:
+    return Stage("toy", recipe or Recipe(), version, Supervision(**needs))
+
+
+def three_epochs(task: Task, ctx: Context, stop_after: int = 3, pause: float = 0.0) -> StageResult:
     """A training in small: a checkpoint and a history row an epoch."""
     state = ctx.restore("toy") or {"epoch": 0, "total": torch.zeros(1)}
     for epoch in range(state["epoch"], 3):
@@ -68,24 +90,24 @@ def three_epochs(ctx: Context, stop_after: int = 3, pause: float = 0.0) -> Stage
 
 def test_a_stage_is_computed_once_and_its_cost_is_told_both_ways(tmp_path: Path) -> None:
     first, second = make_context(tmp_path, run="first"), make_context(tmp_path, run="second")
-    one = first.stage("toy", Recipe(), lambda ctx: three_epochs(ctx, pause=0.01), version=1)
+    one = first.stage(toy(), TASK, lambda task, ctx: three_epochs(task, ctx, pause=0.01))
 
-    def never(ctx: Context) -> StageResult:
+    def never(task: Task, ctx: Context) -> StageResult:
         raise AssertionError("computed a second time")
 
-    two = second.stage("toy", Recipe(), never, version=1)
+    two = second.stage(toy(), TASK, never)
     assert torch.equal(one.tensors["total"], two.tensors["total"])
     assert one.facts == two.facts == {"epochs": 3}
-    (paid,), (shared,) = first.stage_records, second.stage_records
-    assert paid["seconds_marginal"] == paid["seconds_standalone"] >= 0.03
-    assert not paid["reused"]
-    assert shared["seconds_marginal"] == 0
-    assert shared["reused"]
+    (paid,), (shared,) = first.stage_costs, second.stage_costs
+    assert paid.seconds_marginal == paid.seconds_standalone >= 0.03
+    assert not paid.reused
+    assert shared.seconds_marginal == 0
+    assert shared.reused
     for same in ("seconds_standalone", "image_passes", "key", "name"):
-        assert shared[same] == paid[same]
-    assert paid["image_passes"] == 30
-    assert first.part.elapsed().wall < 0.03 + paid["seconds_standalone"]
-    rows = [history_rows(ctx.part) for ctx in (first, second)]
+        assert getattr(shared, same) == getattr(paid, same)
+    assert paid.image_passes == 30
+    assert first.account.elapsed().wall < 0.03 + paid.seconds_standalone
+    rows = [ctx.account.history() for ctx in (first, second)]
     assert rows[0] == rows[1]
     assert [row["epoch"] for row in rows[0]] == [0, 1, 2]
 
@@ -94,31 +116,31 @@ def test_a_stage_is_shared_only_if_it_means_the_same(tmp_path: Path) -> None:
     contexts = [
         (make_context(tmp_path), Recipe(), 1),
         (make_context(tmp_path, seed=1), Recipe(), 1),
-        (make_context(tmp_path, meaning={"dataset": "birds"}), Recipe(), 1),
+        (make_context(tmp_path, scope={"dataset": "birds"}), Recipe(), 1),
         (make_context(tmp_path), Recipe(rate=0.25), 1),
         (make_context(tmp_path), Recipe(), 2),
     ]
     for ctx, recipe, version in contexts:
-        ctx.stage("toy", recipe, three_epochs, version=version)
-    records = [ctx.stage_records[0] for ctx, _, _ in contexts]
-    assert not any(record["reused"] for record in records)
-    assert len({record["key"] for record in records}) == len(contexts)
+        ctx.stage(toy(recipe, version), TASK, three_epochs)
+    records = [ctx.stage_costs[0] for ctx, _, _ in contexts]
+    assert not any(record.reused for record in records)
+    assert len({record.key for record in records}) == len(contexts)
 
 
 STAGE_SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_context import Recipe, make_context, three_epochs
+from test_context import TASK, make_context, three_epochs, toy
 
 folder, name, die_after = Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 
-def compute(ctx):
+def compute(task, ctx):
     (folder / f"computed-by-{name}").touch()
     if die_after < 0:
         time.sleep(1.0)  # long enough for the other to ask meanwhile
     try:
-        return three_epochs(ctx, stop_after=die_after if die_after >= 0 else 3)
+        return three_epochs(task, ctx, stop_after=die_after if die_after >= 0 else 3)
     except KeyboardInterrupt:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -126,8 +148,8 @@ def compute(ctx):
 while die_after < 0 and len(list(folder.glob("ready-*"))) < 2:
     time.sleep(0.01)
 ctx = make_context(folder, run=name)
-result = ctx.stage("toy", Recipe(), compute, version=1)
-print(float(result.tensors["total"]), ctx.stage_records[0]["reused"])
+result = ctx.stage(toy(), TASK, compute)
+print(float(result.tensors["total"]), ctx.stage_costs[0].reused)
 """
 
 
@@ -152,23 +174,23 @@ def test_another_run_takes_up_what_a_killed_one_left(tmp_path: Path) -> None:
     assert killed.wait(120) == -9
     ran: list[int] = []
 
-    def compute(ctx: Context) -> StageResult:
+    def compute(task: Task, ctx: Context) -> StageResult:
         saved = ctx.restore("toy")
         assert saved is not None
         ran.extend(range(saved["epoch"], 3))
         assert isinstance(ctx, RunContext)
-        ctx.part.names.clear()  # the look above was this test's, not the stage's
-        return three_epochs(ctx)
+        ctx.account.names.clear()  # the look above was this test's, not the stage's
+        return three_epochs(task, ctx)
 
     ctx = make_context(tmp_path, run="other")
-    result = ctx.stage("toy", Recipe(), compute, version=1)
+    result = ctx.stage(toy(), TASK, compute)
     assert ran == [2]
-    fresh = make_context(tmp_path / "fresh").stage("toy", Recipe(), three_epochs, version=1)
+    fresh = make_context(tmp_path / "fresh").stage(toy(), TASK, three_epochs)
     assert torch.equal(result.tensors["total"], fresh.tensors["total"])
-    record = ctx.stage_records[0]
-    assert record["image_passes"] == 30  # the killed process's passes are not lost
-    assert not record["reused"]
-    assert [row["epoch"] for row in history_rows(ctx.part)] == [0, 1, 2]
+    record = ctx.stage_costs[0]
+    assert record.image_passes == 30  # the killed process's passes are not lost
+    assert not record.reused
+    assert [row["epoch"] for row in ctx.account.history()] == [0, 1, 2]
     assert not list((tmp_path / "stages").glob("*.work"))
 
 
@@ -177,7 +199,7 @@ def test_history_rows_are_unique_after_a_resume(tmp_path: Path) -> None:
     for epoch, loss in ((0, 3.0), (1, 2.0), (1, 1.5), (2, 1.0)):  # died before saving epoch 1
         ctx.history({"stage": "toy", "epoch": epoch}, loss=loss)
     ctx.history({"stage": "toy", "epoch": 2, "iteration": 1}, loss=0.5)
-    rows = history_rows(ctx.part)
+    rows = ctx.account.history()
     assert [(row["epoch"], row.get("iteration"), row["loss"]) for row in rows] == [
         (0, None, 3.0),
         (1, None, 1.5),
@@ -188,14 +210,14 @@ def test_history_rows_are_unique_after_a_resume(tmp_path: Path) -> None:
 
 def test_seconds_add_up_over_attempts(tmp_path: Path) -> None:
     first = make_context(tmp_path)
-    first.part.before = Spent(100.0, 50.0)
+    first.account.earlier_attempts = CpuClock(100.0, 50.0)
     first.count_passes(5)
     first.save("toy", {"epoch": 1})
     second = make_context(tmp_path)
     assert second.restore("other") is None
     assert second.restore("toy") == {"epoch": 1}
-    assert 100.0 <= second.part.elapsed().wall < 105.0
-    assert second.part.image_passes == 5
+    assert 100.0 <= second.account.elapsed().wall < 105.0
+    assert second.account.image_passes == 5
 
 
 @pytest.fixture
@@ -215,11 +237,11 @@ def test_audit_and_report_time_is_not_the_methods(
         return slow
 
     monkeypatch.setattr(bench.audit, "evaluate", slowly(bench.audit.evaluate))
-    audit = start_audit(digits, tmp_path / "audit", threads=1)
+    audit = Auditor(digits, tmp_path / "audit").look
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))
     logits = torch.zeros(len(digits.splits["val"]), 5)
 
-    def compute(ctx: Context) -> StageResult:
+    def compute(task: Task, ctx: Context) -> StageResult:
         for epoch in range(2):
             where = {"stage": "toy", "epoch": epoch}
             ctx.history(where, loss=1.0)
@@ -228,50 +250,45 @@ def test_audit_and_report_time_is_not_the_methods(
 
     ctx = make_context(tmp_path, audit=audit)
     began = time.perf_counter()
-    ctx.stage("toy", Recipe(), compute, version=1)
-    audit.close()
+    ctx.stage(toy(), TASK, compute)
     assert time.perf_counter() - began > 0.8  # two epochs, two splits each
-    assert ctx.stage_records[0]["seconds_standalone"] < 0.4
-    assert ctx.part.elapsed().wall < 0.4
-    rows = with_audit(history_rows(ctx.part), tmp_path / "audit")
+    assert ctx.stage_costs[0].seconds_standalone < 0.4
+    assert ctx.account.elapsed().wall < 0.4
+    rows = with_audit(ctx.account.history(), tmp_path / "audit")
     assert [row["epoch"] for row in rows] == [0, 1]
     assert all(0 <= row["audit_test_wga"] <= row["audit_test_avg"] <= 100 for row in rows)
 
 
 def test_processor_time_is_the_methods_own_and_adds_up(tmp_path: Path) -> None:
-    class Busy(AuditLink):
-        """An audit whose thread works hard while the fit waits for it."""
-
-        def look(self, *_: Any) -> None:
-            thread = threading.Thread(target=burn, args=(0.3,))
-            thread.start()
-            thread.join()
+    def look(*_: Any) -> None:
+        """Work hard in a thread while the fit waits for it."""
+        thread = threading.Thread(target=burn, args=(0.3,))
+        thread.start()
+        thread.join()
 
     def burn(seconds: float) -> None:
         end = time.thread_time() + seconds
         while time.thread_time() < end:
             sum(range(1000))
 
-    ctx = make_context(tmp_path, audit=Busy())
+    ctx = make_context(tmp_path, audit=look)
     ctx.audit({}, torch.zeros(1), nn.Identity())
-    assert ctx.part.elapsed().cpu < 0.2
+    assert ctx.account.elapsed().cpu < 0.2
     burn(0.2)
-    assert ctx.part.elapsed().cpu >= 0.2
+    assert ctx.account.elapsed().cpu >= 0.2
     ctx.count_passes(1)
     ctx.save("half", {})
     again = make_context(tmp_path)
     again.restore("half")
-    assert again.part.elapsed().cpu >= 0.2
+    assert again.account.elapsed().cpu >= 0.2
 
 
 def test_a_failing_audit_is_not_silent(tmp_path: Path, digits: LoadedData) -> None:
-    audit = start_audit(digits, tmp_path / "audit", threads=1)
-    ctx = make_context(tmp_path, audit=audit)
+    ctx = make_context(tmp_path, audit=Auditor(digits, tmp_path / "audit").look)
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(7, 5))
     logits = torch.zeros(len(digits.splits["val"]), 5)
     with pytest.raises(RuntimeError):
         ctx.audit({"stage": "toy", "epoch": 0}, logits, wrong)
-    audit.close()
 
 
 @given(st.integers(0, 10_000), names, names)
@@ -298,12 +315,12 @@ def test_streams_do_not_depend_on_the_order_of_asking(tmp_path: Path) -> None:
 
 def test_stage_file_says_what_it_is(tmp_path: Path) -> None:
     ctx = make_context(tmp_path, seed=4)
-    ctx.stage("toy", Recipe(), three_epochs, version=1)
-    key = ctx.stage_records[0]["key"]
+    ctx.stage(toy(), TASK, three_epochs)
+    key = ctx.stage_costs[0].key
     content = json.loads((tmp_path / "stages" / f"toy-{key}" / "stage.json").read_text())
-    assert content["meaning"]["seed"] == 4
-    assert content["meaning"]["config"] == {"rate": 0.5}
-    assert content["meaning"]["dataset"] == "digits"
+    assert content["identity"]["seed"] == 4
+    assert content["identity"]["config"] == {"rate": 0.5}
+    assert content["identity"]["dataset"] == "digits"
 
 
 def test_two_trainings_of_one_fit_may_not_share_a_name(tmp_path: Path) -> None:
@@ -317,40 +334,77 @@ def test_two_trainings_of_one_fit_may_not_share_a_name(tmp_path: Path) -> None:
 
 def test_a_rerun_of_everything_computes_stages_again(tmp_path: Path) -> None:
     first = make_context(tmp_path)
-    first.stage("toy", Recipe(), three_epochs, version=1)
-    later = make_context(tmp_path)
-    later.scope = replace(later.scope, not_before=time.time() + 1)
+    first.stage(toy(), TASK, three_epochs)
+    later = make_context(tmp_path, not_before=time.time() + 1)
     computed: list[int] = []
 
-    def compute(ctx: Context) -> StageResult:
+    def compute(task: Task, ctx: Context) -> StageResult:
         computed.append(1)
-        return three_epochs(ctx)
+        return three_epochs(task, ctx)
 
-    later.stage("toy", Recipe(), compute, version=1)
+    later.stage(toy(), TASK, compute)
     assert computed == [1]
 
 
 def test_a_stage_says_which_code_made_it(tmp_path: Path) -> None:
     ctx = make_context(tmp_path)
-    ctx.stage("toy", Recipe(), three_epochs, version=1)
-    assert ctx.stage_records[0]["git"] == git_state()
+    ctx.stage(toy(), TASK, three_epochs)
+    assert ctx.stage_costs[0].git == git_state()
 
 
-@pytest.mark.parametrize("cores", [1, 3])
-def test_fits_use_as_many_cores_as_the_record_says(
-    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int
+def test_a_stage_gets_a_task_narrowed_to_what_it_needs(tmp_path: Path, digits: LoadedData) -> None:
+    (job,) = expand(Request(("erm",), ("cmnist",), (0,), tmp_path))
+    task = digits.task(job.backbone(), train_groups=True, val_groups=True)
+    tier = Supervision(train_groups=True, val_groups=True)
+
+    def compute(seen: Task, ctx: Context) -> StageResult:
+        assert torch.equal(seen.val.groups, task.val.groups)
+        with pytest.raises(GroupLabelsHidden):
+            _ = seen.train.groups
+        return StageResult({"weight": torch.zeros(1)})
+
+    ctx = make_context(tmp_path, supervision=tier)
+    ctx.stage(toy(val_groups=True), task, compute)
+    with pytest.raises(GroupLabelsHidden, match="does not grant"):
+        make_context(tmp_path).stage(toy(val_groups=True), task, compute)
+
+
+def test_what_a_stage_needs_is_part_of_its_address_where_it_needs_anything(
+    digits_root: Path,
 ) -> None:
-    """Minutes would mislead beside a wrong number; a LeNet has one core, other networks more."""
-    seen = []
+    (job,) = expand(Request(("erm",), ("cmnist",), (0,), digits_root))
+    addresses = [
+        stage_address(job, stage)
+        for stage in (toy(), toy(val_groups=True), toy(val_groups=True, train_groups=True))
+    ]
+    assert len(set(addresses)) == 3
+    assert stage_address(job, Stage("toy", Recipe(), 1)) == addresses[0]
 
-    def noted(samples: Samples, fits: Sequence[Fit], cores: int) -> list[Layer]:
-        seen.append(cores)
-        return fit_layers(samples, fits)
 
-    monkeypatch.setattr("methods.retraining.fit_layers", noted)
-    if cores > 1:
-        monkeypatch.setattr(Machine, "threads_for", lambda machine, job: cores)
-    (job,) = expand(Request(("dfr",), ("umnist",), (0,), digits_root, quick=True))
-    done = execute(job, Machine(digits_root, tmp_path, threads=3), lambda progress: None)
-    assert (done["status"], done["threads"]) == ("done", cores)
-    assert seen == [cores, cores]
+def test_a_stage_of_other_labels_is_computed_again(tmp_path: Path) -> None:
+    make_context(tmp_path, label_digest="one").stage(toy(), TASK, three_epochs)
+    other = make_context(tmp_path, run="other", label_digest="two")
+    other.stage(toy(), TASK, three_epochs)
+    assert not other.stage_costs[0].reused
+
+
+def test_checkpoints_of_other_code_are_not_taken_up(tmp_path: Path) -> None:
+    """Half a training by one code and half by another would be a run of neither."""
+    first = make_context(tmp_path, code="aaaa")
+    first.history({"stage": "toy", "epoch": 0}, loss=1.0)
+    first.save("toy", {"epoch": 1})
+    assert make_context(tmp_path, code="aaaa").restore("toy") == {"epoch": 1}
+    notes: list[Any] = []
+    account = StageAccount("run", tmp_path / "work" / "run")
+    settings = replace(first.settings, code="bbbb")
+    changed = RunContext(settings, account, [], notes.append)
+    assert changed.restore("toy") is None
+    assert changed.account.history() == []
+    assert "aaaa -> bbbb" in str(notes)
+
+
+def test_progress_can_ask_the_fit_to_stop(tmp_path: Path) -> None:
+    account = StageAccount("run", tmp_path)
+    asked = RunContext(make_context(tmp_path).settings, account, [], lambda values: "too slow")
+    with pytest.raises(FitStopped, match="too slow"):
+        asked.report(stage="toy", epoch=1)

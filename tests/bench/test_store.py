@@ -9,25 +9,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import a_job, a_record, named
 from safetensors.torch import load_file
 
-from bench.files import (
-    StorageError,
+from bench.record import Status, Unreadable
+from bench.store import Store, write_samples
+from datasets.errors import UsageError
+from datasets.files import (
     append_line,
     atomic_file,
     atomic_folder,
     read_lines,
     to_json,
 )
-from bench.store import Store
-from datasets.errors import UsageError
 
 RUN = "erm-cmnist-s0-0123456789"
+KNOWN = {*a_record().to_json(), "partition", "failure"}
 
 # A process of its own, so that forking is safe: nothing in it has started a thread before.
 KILLED_WRITERS = """
@@ -36,7 +39,10 @@ from pathlib import Path
 import pandas as pd
 import torch
 from bench.store import Store
+sys.path.insert(0, sys.argv[2])
+from records import a_record, named
 
+whole = a_record(details={"filler": ["x" * 50] * 2000})
 store = Store(Path(sys.argv[1]))
 rng = random.Random(0)
 frame = pd.DataFrame({"value": range(20_000)})
@@ -47,8 +53,7 @@ for trial in range(20):
         number = 0
         while True:
             name = f"run-{trial}-{number % 3}"  # the later ones replace the earlier
-            record = {"run_id": name, "status": "done", "filler": ["x" * 50] * 2000}
-            store.write(record, frame, frame, frame, model)
+            store.write(named(whole, name), frame, frame, frame, model)
             number += 1
     time.sleep(rng.uniform(0.05, 0.6))
     os.kill(child, signal.SIGKILL)
@@ -63,14 +68,18 @@ def hold_lock(root: Path, held: Any, release: Any) -> None:
 
 
 def test_killed_writers_leave_no_half_run(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED_WRITERS, str(tmp_path)], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", KILLED_WRITERS, str(tmp_path), str(Path(__file__).parent)],
+        check=True,
+        timeout=120,
+    )
     store = Store(tmp_path)
     records = list(store.records())
     visible = [p for p in store.runs.iterdir() if not p.name.startswith(".")]
     assert len(records) == len(visible) >= 5
     assert any(p.name.startswith(".") for p in store.runs.iterdir()), "no writer was interrupted"
     for record, folder in zip(records, sorted(visible), strict=True):
-        assert record["run_id"] == folder.name
+        assert record.run_id == folder.name
         assert len(pd.read_parquet(folder / "history.parquet")) == 20_000
         assert len(pd.read_parquet(folder / "predictions.parquet")) == 20_000
         assert load_file(folder / "model.safetensors")["weight"].shape == (200_000,)
@@ -111,39 +120,43 @@ def test_written_folder_replaces_the_old_one_and_leaves_nothing_beside_it(tmp_pa
     ]
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"run_id": ', "\x00\x01"])
-def test_broken_record_says_what_to_delete(tmp_path: Path, content: str) -> None:
-    folder = tmp_path / "runs" / RUN
+@pytest.mark.parametrize("content", ["", "{", '{"run_id": ', "\x00\x01", "[]", '{"a": 1}'])
+def test_broken_record_costs_one_run(tmp_path: Path, content: str) -> None:
+    store = Store(tmp_path)
+    store.write(a_record())
+    folder = store.runs / RUN
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(content)
-    for read in (lambda: Store(tmp_path).record(RUN), lambda: list(Store(tmp_path).records())):
-        with pytest.raises(StorageError) as caught:
-            read()
-        assert str(folder / "record.json") in caught.value.message
-        assert str(folder) in caught.value.remedy
+    assert store.record(RUN) is None
+    assert [record.run_id for record in store.records()] == [a_job().run_id]
+    (broken,) = [found for found in store.read_all() if isinstance(found, Unreadable)]
+    assert (broken.run_id, broken.path) == (RUN, folder / "record.json")
+    assert broken.reason
+    found = store.all_statuses({})[RUN]
+    assert found.status is Status.MISSING and broken.reason in found.reason
 
 
 def test_status_follows_a_run_through_its_life(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert store.status(RUN) == "missing"
+    assert store.status_of(RUN).status == "missing"
     context = multiprocessing.get_context("spawn")
     held, release = context.Event(), context.Event()
     other = context.Process(target=hold_lock, args=(tmp_path, held, release))
     other.start()
     assert held.wait(60)
-    assert store.status(RUN) == "running"
+    assert store.status_of(RUN).status == "running"
     with atomic_file(store.work / RUN / "progress.json") as draft:
         draft.write_text(to_json({"stage": "erm", "epoch": 3}))
     assert store.progress(RUN)["epoch"] == 3
     other.kill()  # as the kernel does when memory runs out: nothing is cleaned up
     other.join()
-    assert store.status(RUN) == "preempted"
-    store.write({"run_id": RUN, "status": "failed"})
-    assert store.status(RUN) == "failed"
-    store.write({"run_id": RUN, "status": "done"})
-    assert store.status(RUN) == "done"
-    store.forget_work(RUN)
-    assert store.status(RUN) == "done"
+    assert store.status_of(RUN).status == "preempted"
+    store.write(named(a_record(Status.FAILED), RUN))
+    assert store.status_of(RUN).status == "failed"
+    store.write(named(a_record(Status.DONE), RUN))
+    assert store.status_of(RUN).status == "done"
+    store.delete_checkpoints(RUN)
+    assert store.status_of(RUN).status == "done"
     assert not (store.work / RUN).exists()
 
 
@@ -151,7 +164,7 @@ def test_find_takes_the_beginning_or_the_end(tmp_path: Path) -> None:
     store = Store(tmp_path)
     names = ("erm-cmnist-s0-aaaa", "erm-cmnist-s1-bbbb", "erm-cmnist-s1-bbbbcc")
     for name in names:
-        store.write({"run_id": name, "status": "done"})
+        store.write(named(a_record(), name))
     (store.runs / "erm-umnist-s0-empty").mkdir()  # what a person left there is no run
     assert store.find("erm-cmnist-s0") == names[0]
     assert store.find("aaaa") == names[0]
@@ -165,7 +178,7 @@ def test_find_takes_the_beginning_or_the_end(tmp_path: Path) -> None:
 def test_model_and_tables_come_back(tmp_path: Path) -> None:
     model = {"weight": torch.arange(6.0).reshape(2, 3).t()}  # not contiguous
     history = pd.DataFrame({"epoch": [0, 1], "loss": [0.5, None]})
-    path = Store(tmp_path).write({"run_id": RUN, "status": "done"}, history, history, model=model)
+    path = Store(tmp_path).write(named(a_record(), RUN), history, history, model=model)
     assert torch.equal(load_file(path / "model.safetensors")["weight"], model["weight"])
     pd.testing.assert_frame_equal(pd.read_parquet(path / "history.parquet"), history)
 
@@ -194,15 +207,16 @@ def without_non_finite(value: Any) -> Any:
 
 
 @settings(max_examples=60, deadline=None)
-@given(extra=st.dictionaries(st.text(), values, max_size=5))
-def test_records_come_back_as_written(
+@given(extra=st.dictionaries(st.text().filter(lambda name: name not in KNOWN), values, max_size=5))
+def test_what_a_record_does_not_know_survives(
     tmp_path_factory: pytest.TempPathFactory, extra: dict[str, Any]
 ) -> None:
-    record = {**extra, "run_id": RUN, "status": "done"}
+    record = a_record(details=extra)
     store = Store(tmp_path_factory.mktemp("store"))
     store.write(record)
-    assert list(store.records()) == [without_non_finite(record)]
-    assert json.loads(to_json(record)) == without_non_finite(record)
+    (read,) = store.records()
+    assert read.details == without_non_finite(extra)
+    assert json.loads(to_json(read.to_json())) == json.loads(to_json(record.to_json()))
 
 
 def test_tidy_puts_a_half_replaced_run_back_and_drops_old_drafts(tmp_path: Path) -> None:
@@ -211,31 +225,69 @@ def test_tidy_puts_a_half_replaced_run_back_and_drops_old_drafts(tmp_path: Path)
     # As a writer leaves it that was killed between its two renames.
     old = store.runs / ".erm-umnist-s0-0123456789.deadbeef.old"
     old.mkdir()
-    (old / "record.json").write_text('{"run_id": "erm-umnist-s0-0123456789", "status": "done"}')
+    whole = named(a_record(), "erm-umnist-s0-0123456789").to_json()
+    (old / "record.json").write_text(to_json(whole))
     abandoned, fresh = store.runs / ".a.11111111.part", store.runs / ".b.22222222.part"
     abandoned.mkdir()
     fresh.mkdir()
     os.utime(abandoned, (0, 0))
     store.check_writable()
-    assert store.status("erm-umnist-s0-0123456789") == "done"
+    assert store.status_of("erm-umnist-s0-0123456789").status == "done"
     assert not abandoned.exists()
     assert fresh.exists()
 
 
 def test_a_prefix_means_the_run_with_its_presets_settings(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.write({"run_id": "nct-umnist-s0-aa", "status": "done", "overrides": {}})
-    store.write({"run_id": "nct-umnist-s0-bb", "status": "done", "overrides": {"nct.z": "1"}})
+    store.write(named(a_record(job=a_job()), "nct-umnist-s0-aa"))
+    store.write(named(a_record(job=a_job("nct", z="1.0")), "nct-umnist-s0-bb"))
     assert store.find("nct-umnist-s0") == "nct-umnist-s0-aa"
     assert store.find("nct-umnist-s0-b") == "nct-umnist-s0-bb"
-    store.write({"run_id": "nct-umnist-s0-cc", "status": "done", "overrides": {}})
+    store.write(named(a_record(job=a_job()), "nct-umnist-s0-cc"))
     with pytest.raises(UsageError, match="3 runs match"):
         store.find("nct-umnist-s0")
 
 
 def test_a_prefix_never_means_another_seed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.write({"run_id": "nct-umnist-s1-aa", "status": "done", "overrides": {"nct.z": "1"}})
-    store.write({"run_id": "nct-umnist-s100-bb", "status": "done", "overrides": {}})
+    store.write(named(a_record(job=a_job("nct", z="1.0")), "nct-umnist-s1-aa"))
+    store.write(named(a_record(job=a_job()), "nct-umnist-s100-bb"))
     with pytest.raises(UsageError, match="2 runs match"):
         store.find("nct-umnist-s1")
+
+
+def some_samples(count: int, scores: str = "float16") -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "id": np.sort(rng.choice(10 * count, count, replace=False)),
+            "split": ["val"] * (count // 2) + ["test"] * (count - count // 2),
+            "y": rng.integers(2, size=count).astype("int16"),
+            "score_0": rng.normal(4, 2, count).astype(scores),
+            "score_1": np.where(rng.random(count) < 0.1, np.nan, -np.inf).astype(scores),
+        }
+    )
+
+
+@pytest.mark.parametrize("scores", ["float16", "float32"])
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_nothing_is_lost(count: int, scores: str, tmp_path: Path) -> None:
+    table = some_samples(count, scores)
+    write_samples(table, tmp_path / "table.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
+
+
+def test_ids_need_not_be_numbers_or_in_order(tmp_path: Path) -> None:
+    named = pd.DataFrame({"id": ["b", "a"], "part": [1, 0]})
+    numbered = pd.DataFrame({"id": [2**62, -5, 7], "part": [1, 0, 2]})
+    for table in (named, numbered):
+        write_samples(table, tmp_path / "table.parquet")
+        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
+
+
+def test_it_takes_less_room_than_plain_parquet(tmp_path: Path) -> None:
+    table = some_samples(20_000)
+    write_samples(table, tmp_path / "small.parquet")
+    table.to_parquet(tmp_path / "plain.parquet", index=False, compression="zstd")
+    sizes = [(tmp_path / f"{name}.parquet").stat().st_size for name in ("small", "plain")]
+    assert sizes[0] < 0.7 * sizes[1]

@@ -1,6 +1,6 @@
 """That baselines cost a fraction of what their authors' way of computing them costs.
 
-Ratios of arms that were measured in turns, by processor time, never seconds.
+Ratios of arms that were measured interleaved, by processor time, never seconds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bench.perf.cases import LENET_EFFORT
-from bench.perf.measure import Case, Contender, Samples, speed_ratio, take_turns, timed
-from bench.perf.ordinary import stored_images
-from bench.perf.ours import OURS, EpochClock
-from bench.perf.subject import Subject
+from bench.perf.arms import OURS
+from bench.perf.dataloader import stored_images
+from bench.perf.measure import Arm, Case, Samples, measure_interleaved, speed_ratio, timed
+from bench.perf.workload import LENET_EFFORT, EpochClock, Workload
 from methods.backbones import Classifier
 from methods.base import get_method
-from methods.cnc import CncConfig, frozen_statistics
-from methods.contrastive import ROLES, ContrastiveSets, TwoSidedLoss
+from methods.cnc import ROLES, CncConfig, ContrastiveSets, TwoSidedLoss, frozen_statistics
 from methods.eiil import InferenceConfig, infer_environments, scale_gradients
 from methods.erm import ErmConfig
 from methods.optimisation import build_optimizer
@@ -48,14 +46,14 @@ STEPS = 6
 ERRORS = {"umnist": 0.1, "cmnist": 0.005}  # about what the first stages leave
 
 
-def sets_of(subject: Subject, config: CncConfig) -> ContrastiveSets:
+def sets_of(workload: Workload, config: CncConfig) -> ContrastiveSets:
     """Sets over slices that err on as many samples as a real first stage."""
     draw = torch.Generator().manual_seed(0)
-    classes = len(subject.facts.classes)
-    wrong = torch.rand(len(subject.y), generator=draw) < ERRORS[subject.dataset]
-    shift = torch.randint(1, classes, (len(subject.y),), generator=draw)
-    slices = torch.where(wrong, (subject.y + shift) % classes, subject.y)
-    return ContrastiveSets(subject.y, slices, classes, config.per_role, config.anchor_ratio)
+    classes = len(workload.facts.classes)
+    wrong = torch.rand(len(workload.y), generator=draw) < ERRORS[workload.dataset]
+    shift = torch.randint(1, classes, (len(workload.y),), generator=draw)
+    slices = torch.where(wrong, (workload.y + shift) % classes, workload.y)
+    return ContrastiveSets(workload.y, slices, classes, config.per_role, config.anchor_ratio)
 
 
 class FirstSets:
@@ -69,11 +67,11 @@ class FirstSets:
         return self.sets(epoch, generator)[: self.images]
 
 
-def ours(subject: Subject, config: CncConfig) -> Contender:
+def ours(workload: Workload, config: CncConfig) -> Arm:
     """Train as the method does, through the loop."""
-    sets = sets_of(subject, config)
+    sets = sets_of(workload, config)
     sampler = FirstSets(sets, config)
-    task, model = subject.task(), subject.network("cnc")
+    task, model = workload.task(), workload.network("cnc")
 
     def turn() -> Samples:
         with tempfile.TemporaryDirectory() as folder:
@@ -99,17 +97,17 @@ def ours(subject: Subject, config: CncConfig) -> Contender:
     return turn
 
 
-def official(subject: Subject, config: CncConfig) -> Contender:
+def official(workload: Workload, config: CncConfig) -> Arm:
     """Train as the authors do; it gets our network, memory format and fused optimiser."""
-    sets = sets_of(subject, config)
+    sets = sets_of(workload, config)
     sampler = FirstSets(sets, config)
-    data = stored_images(subject, subject.effort.split, subject.facts.train_transform)
-    model = subject.network("cnc")
+    data = stored_images(workload, workload.effort.split, workload.facts.train_transform)
+    model = workload.network("cnc")
     assert isinstance(model, Classifier)
     optimizer = build_optimizer(config.second_stage(sets.per_role), model)
     at_once = config.batch_factor * ROLES * sets.per_role
     draw = torch.Generator().manual_seed(0)
-    loss_of = config.temperature, config.contrastive_weight, CHUNK[subject.dataset]
+    loss_of = config.temperature, config.contrastive_weight, CHUNK[workload.dataset]
 
     def epoch() -> int:
         frozen_statistics(model)
@@ -129,26 +127,26 @@ def official(subject: Subject, config: CncConfig) -> Contender:
     return turn
 
 
-def best_ratio(enough: float, *contenders: Contender) -> float:
+def best_ratio(enough: float, *arms: Arm) -> float:
     """Compare, again where it was not enough: a busy machine hides the truth, it makes none up."""
-    case, ratios = Case("", lambda: contenders), [0.0]
+    case, ratios = Case("", lambda: arms), [0.0]
     while len(ratios) <= ATTEMPTS and max(ratios) < enough:
-        ratios.append(speed_ratio(take_turns(case, TURNS), OURS, OFFICIAL))
+        ratios.append(speed_ratio(measure_interleaved(case, TURNS), OURS, OFFICIAL))
     return max(ratios)
 
 
 @pytest.mark.benchmark(group="a contrastive set of CnC against the official way")
 @pytest.mark.parametrize("dataset", ["umnist", "cmnist"])
 def test_contrastive_sets(benchmark: Any, dataset: str) -> None:
-    subject = Subject(dataset, LENET_EFFORT)
+    workload = Workload(dataset, LENET_EFFORT)
     config: CncConfig = preset_config(get_method("cnc"), dataset)
-    arms = official(subject, config), ours(subject, config)
+    arms = official(workload, config), ours(workload, config)
     ratio = float(benchmark.pedantic(best_ratio, (OF_THE_OFFICIAL, *arms), rounds=1))
     benchmark.extra_info["ours / official"] = ratio
     assert ratio >= OF_THE_OFFICIAL
 
 
-def inferring() -> list[Contender]:
+def inferring() -> list[Arm]:
     """Infer environments of as many samples as UMNIST has; a step counts as an image."""
     draw = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(SAMPLES, CLASSES, generator=draw)

@@ -13,8 +13,8 @@ import torch
 from datasets.base import BackboneSpec
 from methods.backbones import build_backbone
 from methods.base import get_method
+from methods.nct.builder import NodeLoss
 from methods.nct.config import NctConfig
-from methods.nct.loss import NodeLoss
 from methods.nct.tree import Tree
 from methods.optimisation import build_optimizer
 from methods.presets import preset_config

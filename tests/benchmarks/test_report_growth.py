@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bench.files import to_json
-from bench.plan import NOWHERE, Request, expand
-from bench.report.collection import Collection, classify
-from bench.report.render import write_report
+from bench import paper, reporting
+from bench.job import NO_DATA, Request, expand
 from bench.store import Store
+from datasets.files import to_json
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from report_records import record
@@ -25,7 +24,7 @@ from report_records import record
 pytestmark = pytest.mark.slow
 
 FEW, MANY = 500, 2000
-PLACES = tuple(
+CELLS = tuple(
     (m, d) for m in ("nct", "erm", "groupdro", "jtt", "dfr") for d in ("umnist", "cmnist")
 )
 SAMPLES = 2000
@@ -36,15 +35,12 @@ MEMORY = """
 import sys
 from pathlib import Path
 import torch
-from bench.provenance import PeakMemory
-from bench.report.collection import collect
-from bench.report.render import write_report
-from bench.store import Store
+from bench import api
+from bench.process import peak_memory_bytes
 
 root, out = map(Path, sys.argv[1:])
-memory = PeakMemory(torch.device("cpu"))
-write_report(collect(Store(root)), out, out / "no-data")
-print(memory.read())
+api.report(out, results=root, data_root=out / "no-data")
+print(peak_memory_bytes(torch.device("cpu")))
 """
 
 
@@ -75,21 +71,21 @@ def _predictions(folder: Path) -> Path:
 
 def _store(root: Path, size: int, shared: Path) -> Store:
     store = Store(root)
-    seeds = tuple(range(size // len(PLACES)))
-    for method, dataset in PLACES:
-        for job in expand(Request((method,), (dataset,), seeds, NOWHERE)):
+    seeds = tuple(range(size // len(CELLS)))
+    for method, dataset in CELLS:
+        for job in expand(Request((method,), (dataset,), seeds, NO_DATA)):
             run = store.runs / job.run_id
             run.mkdir(parents=True)
-            (run / "record.json").write_text(to_json(record(job, 80.0 + job.seed % 17)))
+            (run / "record.json").write_text(to_json(record(job, 80.0 + job.seed % 17).to_json()))
             os.link(shared, run / "predictions.parquet")
     return store
 
 
-def report(store: Store, out: Path) -> Collection:
+def report(store: Store, out: Path) -> reporting.Collection:
     """Render with every run published, whatever its seed: the most that tables can be asked."""
-    records = list(store.records())
-    runs = classify(records, store.runs, {str(r["run_id"]) for r in records}, {})
-    write_report(runs, out, out / "no-data")
+    runs = reporting.collect(store, paper.variant_specs(), range(MANY))
+    given = reporting.ReportInput(runs, out / "no-data", paper.reference())
+    reporting.build(out, given, paper.TABLES, paper.FIGURES)
     return runs
 
 

@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import io
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,25 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from bench.files import to_json
-from bench.launch import queue
+from bench.job import Job, Request, expand
+from bench.launch import scheduler
 from bench.launch.ledger import Array, Launch
+from bench.launch.profile import Resources
 from bench.launch.scheduler import Cluster, TaskState
-from bench.plan import Job, Request, expand
-from bench.records import base_record
+from bench.provenance import GitState
 from bench.store import Store
 from datasets import standins
+from datasets.files import to_json
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from report_records import record
+
+pytestmark = pytest.mark.slow
 
 SMALL, LARGE = 500, 2000
 TOLERATED = 2.0  # times the growth of the grid; quadratic growth would be 4 times
 VERBS = ("plan", "status", "run")
 METHODS, DATASETS = ("erm", "jtt"), ("umnist", "cmnist")
-TEST = {
-    **{"wga": 50.0, "avg": 60.0, "avg_train_weighted": 70.0},
-    "group_accuracy": {str(group): 1.0 for group in range(25)},
-    "group_count": {str(group): 4 for group in range(25)},
-}
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +55,9 @@ def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int
         results = tmp_path_factory.mktemp("finished") / "results"
         jobs = jobs_of(digits, count)
         for job in jobs:
-            record = {**base_record(job), "status": "done", "metrics": {"val": TEST, "test": TEST}}
-            record["stages"] = [{"name": "fit", "seconds_standalone": 1.0}]
             (results / "runs" / job.run_id).mkdir(parents=True)
-            (results / "runs" / job.run_id / "record.json").write_text(to_json(record))
+            content = to_json(record(job, 50.0).to_json())
+            (results / "runs" / job.run_id / "record.json").write_text(content)
         words[count] = [
             *("--methods", ",".join(METHODS), "--datasets", ",".join(DATASETS), "--quick"),
             *("--seeds", str(len(jobs) // len(METHODS) // len(DATASETS))),
@@ -65,7 +66,7 @@ def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int
     return words
 
 
-def carry_out(verb: str, words: list[str]) -> str:
+def call(verb: str, words: list[str]) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         assert main([verb, *words]) == 0
@@ -77,7 +78,7 @@ def seconds(verb: str, words: list[str]) -> float:
     spent = []
     for _ in range(2):
         began = time.process_time()
-        carry_out(verb, words)
+        call(verb, words)
         spent.append(time.process_time() - began)
     return min(spent)
 
@@ -85,7 +86,7 @@ def seconds(verb: str, words: list[str]) -> float:
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 @pytest.mark.parametrize("verb", VERBS)
 def test_cost(benchmark: Any, finished: dict[int, list[str]], verb: str, count: int) -> None:
-    text = benchmark.pedantic(carry_out, (verb, finished[count]), rounds=3)
+    text = benchmark.pedantic(call, (verb, finished[count]), rounds=3)
     if verb == "run":  # seeds from 100 up have a table of their own
         done = [int(shown) for shown, of in re.findall(r"(\d+) of (\d+)", text) if shown == of]
         assert sum(done) == count
@@ -105,20 +106,23 @@ def test_growth_is_linear_for_queued_runs(
     spent = {}
     for count in (SMALL, LARGE):
         store, jobs = Store(tmp_path / str(count)), jobs_of(digits, count)
-        array = Array("bench-x-0", {}, tuple((job.run_id,) for job in jobs), job="7")
-        facts = {
-            "user": getpass.getuser(),
-            "cluster": "dev",
-            "profile": "",
-            "places": "",
-            "code": "",
-            "git": {},
-        }
-        launch = Launch("x", store.launches / "x", time.time(), arrays=(array,), **facts)
+        array = Array("bench-x-0", Resources(), tuple((job.run_id,) for job in jobs), job="7")
+        launch = Launch(
+            id="x",
+            folder=store.launches / "x",
+            created=time.time(),
+            user=getpass.getuser(),
+            cluster="dev",
+            profile="",
+            path_arguments="",
+            git=GitState(),
+            code="",
+            arrays=(array,),
+        )
         launch.write_jobs(jobs)
         launch.write()
         states = {("bench-x-0", n): TaskState(f"7_{n}", "PENDING", "") for n in range(count)}
-        monkeypatch.setattr(queue, "task_states", lambda states=states: states)
-        monkeypatch.setattr(queue, "find_cluster", lambda: Cluster("dev", 1001))
+        monkeypatch.setattr(scheduler, "task_states", lambda states=states: states)
+        monkeypatch.setattr(scheduler, "find_cluster", lambda: Cluster("dev", 1001))
         spent[count] = seconds("status", ["--results", str(store.root)])
     assert spent[LARGE] / spent[SMALL] < TOLERATED * LARGE / SMALL

@@ -1,257 +1,154 @@
-"""No way leads from what `fit` receives to group labels its tier hides, or to the test split."""
+"""Methods that overstep their tier end as failed records, whatever way they take.
+
+That the process which fits never holds what a tier hides is part of the contract of every method
+(`bench.testing`); what a search from inside finds is in `tests/bench/test_fitting.py`.
+"""
 
 from __future__ import annotations
 
-import threading
-import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from reference_walk import Secrets, secrets_of, task_of, walk
 from torch import Tensor, nn
 
-import methods.erm
-from bench.audit import start_audit
-from bench.execute import load_data
-from datasets.base import LoadedData, Task
-from methods.backbones import build_classifier
-from methods.base import METHODS, Context, Fitted, Method, load_methods
-from methods.classifier import FittedClassifier
+from bench.record import Record, Status
+from bench.runner import RunOptions, run_job
+from bench.testing import Runs, found_in_memory, secrets_of
+from datasets import standins
+from datasets.base import Task
+from methods.backbones import FittedClassifier, build_classifier
+from methods.base import METHODS, Context, Fitted, Method, load_methods, register
 from methods.erm import ErmConfig
 from methods.training import Training
 
-NAMES = tuple(load_methods())
-DIGITS = ("umnist", "cmnist")
-HIDING_PLACES = (
-    *("tensor", "array", "list", "mapping", "one_hot", "bytes"),
-    *("view", "closure", "generator", "frame", "global"),
-)
+SEEN: list[Tensor] = []
 
 
-class Searching(Method):
-    """A method that never searches: the base of the cheats below."""
+class Cheat(Method):
+    """A method that is never tuned: the base of the ones below."""
 
     def search_space(self, trial: Any, task: Task) -> Any:
         raise NotImplementedError
 
 
-def watch_fit(
-    patch: pytest.MonkeyPatch, name: str, secrets: Secrets, plant: Any = None
-) -> list[set[str]]:
-    """Walk from everything a fit holds: after the first epoch of each training, and at its end."""
-    found: list[set[str]] = []
-    kind = type(METHODS[name])
-    epoch_of, fit_of = Training._one_epoch, kind.fit
-    plugin = (kind.__module__.split(".")[0],)
-
-    def one_epoch(self: Training) -> None:
-        epoch_of(self)  # with the audit's look at the model, after which it holds what it kept
-        if self.epoch == 1:
-            if plant is not None:
-                plant(self)
-            roots = (self, self.task, self.ctx, *threading.enumerate())
-            found.append(walk(roots, secrets, plugin))
-
-    def fit(self: Method, task: Task, config: Any, ctx: Context) -> Fitted:
-        fitted = fit_of(self, task, config, ctx)
-        found.append(walk((task, ctx, fitted, self, *threading.enumerate()), secrets, plugin))
-        return fitted
-
-    patch.setattr(Training, "_one_epoch", one_epoch)
-    patch.setattr(kind, "fit", fit)
-    return found
+class PeekingAtTrain(Cheat):
+    def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
+        task.train.groups.sum()
+        raise AssertionError("it got through")
 
 
-def secrets_for(runs: Any, name: str, dataset: str) -> Secrets:
-    job = runs.job(name, dataset)
-    tier = {key: job.supervision[key] for key in ("train_groups", "val_groups")}
-    return secrets_of(load_data(job, runs.data_root), **tier)
+class PeekingAtVal(Cheat):
+    def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
+        task.val.groups.sum()
+        raise AssertionError("it got through")
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dataset", DIGITS)
-def test_fit_holds_nothing_its_tier_hides(
-    runs: Any, name: str, dataset: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = watch_fit(monkeypatch, name, secrets_for(runs, name, dataset))
-    run = runs.execute(runs.job(name, dataset), "watched")
-    assert run.record["status"] == "done"
-    assert len(found) >= 1
-    assert set().union(*found) == set()
+class Hoarding(nn.Module):
+    """A network that keeps every batch it is shown."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, images: Tensor) -> Tensor:
+        SEEN.append(images)
+        logits: Tensor = self.inner(images)
+        return logits
 
 
-class TestTheWalk:
-    """What the walk does not find proves something only if it finds what is there."""
-
-    def test_labels_planted_in_a_running_fit(
-        self, runs: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        groups = load_data(runs.job("erm", "umnist"), runs.data_root).splits["val"].labels.groups
-
-        def plant(training: Training) -> None:
-            training.ctx.part.rows.append({"leak": groups.to(torch.int16)})
-
-        found = watch_fit(monkeypatch, "erm", secrets_for(runs, "erm", "umnist"), plant)
-        runs.execute(runs.job("erm", "umnist"), "planted")
-        assert "groups of val in a Tensor" in found[0] or "3group of val in a Tensor" in found[0]
-
-    def test_module_that_keeps_the_images_of_the_audit(self, runs: Any, add_method: Any) -> None:
-        class Hoarding(nn.Module):
-            def __init__(self, inner: nn.Module) -> None:
-                super().__init__()
-                self.inner = inner
-
-            def forward(self, images: Tensor) -> Tensor:
-                self.last = images
-                logits: Tensor = self.inner(images)
-                return logits
-
-        class Hoarder(Searching):
-            def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
-                model = Hoarding(build_classifier(task, ctx, "erm"))
-                model.register_forward_hook(lambda module, args, out: seen.append(args[0]))
-                Training(model, task, config, ctx).run()
-                return FittedClassifier(model, {})
-
-        seen: list[Tensor] = []
-        name = add_method(Hoarder, ErmConfig)
-        secrets = secrets_for(runs, name, "cmnist")
-        with pytest.MonkeyPatch.context() as patch:
-            found = watch_fit(patch, name, secrets)
-            run = runs.execute(runs.job(name, "cmnist"), "watched")
-        assert run.record["status"] == "done"
-        assert seen, "the hook never ran"
-        assert not found[0], "the audit let the module see test images"
-
-    @pytest.mark.parametrize(
-        "hiding_place",
-        [
-            "tensor",
-            "array",
-            "list",
-            "mapping",
-            "one_hot",
-            "bytes",
-            "view",
-            "closure",
-            "generator",
-            "frame",
-            "global",
-        ],
-    )
-    def test_hiding_places(
-        self, runs: Any, hiding_place: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        data = load_data(runs.job("erm", "umnist"), runs.data_root)
-        labels = data.splits["train"].labels.groups
-        secrets = secrets_of(data, train_groups=False, val_groups=False)
-        assert walk((task_of(data), methods.erm), secrets) == set()
-        if hiding_place == "global":
-            monkeypatch.setattr(methods.erm, "_aside", labels, raising=False)
-        holder = nn.Module()
-        holder.secret = _hidden_in(hiding_place, labels)
-        del labels
-        assert walk((task_of(data), methods.erm, holder), secrets)
+def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+    SEEN.append(inputs[0])
 
 
-def _hidden_in(place: str, labels: Tensor) -> Any:
-    def generator() -> Iterator[Tensor]:
-        kept = labels.clone()
-        yield kept[:1]
+class Hoarder(Cheat):
+    """Keeps what its network is shown, in the network's forward and by a hook."""
 
-    if place == "generator":
-        waiting = generator()
-        next(waiting)
-        return waiting
-    if place == "closure":
-        # Functions of this file are hooks to the walk, so the closure is made where it is not.
-        scope: dict[str, Any] = {"__name__": "elsewhere"}
-        exec("def make(kept):\n    return lambda: kept", scope)
-        return scope["make"](labels.float())
-    if place == "frame":
-        scope = {"__name__": "elsewhere"}
-        exec("def fail(kept):\n    raise ValueError", scope)
-        try:
-            scope["fail"](labels)
-        except ValueError as error:
-            return error.with_traceback(error.__traceback__.tb_next)  # type: ignore[union-attr]
-    return {
-        "tensor": labels,
-        "array": {"deep": [np.asarray(labels, dtype=np.int8)]},
-        "list": labels.tolist(),
-        "mapping": dict(enumerate(labels.tolist())),
-        "one_hot": nn.functional.one_hot(labels).float(),
-        "bytes": b"before" + labels.numpy().astype(np.int16).tobytes() + b"after",
-        "view": torch.cat([torch.ones(3, dtype=torch.int64), labels])[:1],
-        "global": None,
-    }[place]
+    def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
+        model = Hoarding(build_classifier(task, ctx, "erm"))
+        model.register_forward_hook(keep)
+        Training(model, task, config, ctx).run()
+        shapes = {len(images) for images in SEEN}
+        return FittedClassifier(model, details={"hoarder": {"batches": sorted(shapes)}})
 
 
-class TestCheats:
-    """Methods that overstep their tier end as failed records."""
-
-    @pytest.mark.parametrize("split", ["train", "val"])
-    def test_reading_groups(self, runs: Any, add_method: Any, split: str) -> None:
-        class Peeking(Searching):
-            def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
-                getattr(task, split).groups.sum()
-                raise AssertionError("it got through")
-
-        record = runs.execute(runs.job(add_method(Peeking, ErmConfig), "umnist"), split).record
-        assert record["status"] == "failed"
-        assert record["failure"]["kind"] == "group_labels_hidden"
-        assert f"{split}_groups=True" in record["failure"]["remedy"]
-
-    def test_selecting_by_groups(self, runs: Any) -> None:
-        job = runs.job("erm", "umnist", overrides={"erm.selection": "val_wga"})
-        record = runs.execute(job, "cheats").record
-        assert record["status"] == "failed"
-        assert record["failure"]["kind"] == "group_labels_hidden"
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    root = tmp_path_factory.mktemp("standins")
+    standins.write("mnist", root, size=600)
+    return Runs(root, tmp_path_factory.mktemp("results"))
 
 
-class TestAudit:
-    def test_its_numbers_are_kept_but_out_of_reach(
-        self, runs: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        held: list[Any] = []
-        fit_of = methods.erm.Erm.fit
+@pytest.fixture
+def run_cheat(runs: Runs, tmp_path: Path) -> Iterator[Callable[[type[Method]], Record]]:
+    """Run a method once, in a process of its own."""
+    load_methods()
+    added: list[str] = []
 
-        def fit(self: Method, task: Task, config: Any, ctx: Context) -> Fitted:
-            fitted = fit_of(self, task, config, ctx)
-            held.extend([*ctx.part.rows, ctx.stage_records, vars(ctx.scope.audit), fitted.facts])
-            assert ctx.scope.audit.replies.empty() and ctx.scope.audit.requests.empty()
-            return fitted
+    def run(kind: type[Method]) -> Record:
+        added.append(kind.__name__.lower())
+        register(added[-1], version=1, config=ErmConfig)(kind)
+        job = runs.job(added[-1], "umnist")
+        return run_job(job, RunOptions(runs.data_root, tmp_path), lambda values: None)
 
-        monkeypatch.setattr(methods.erm.Erm, "fit", fit)
-        run = runs.execute(runs.job("erm", "umnist"), "audited")
-        history = pd.read_parquet(run.folder / "history.parquet")
-        assert history[["audit_val_wga", "audit_test_wga"]].notna().all(axis=None)
-        assert len(held) == len(history) + 3
-        assert "selection" in str(held)
-        assert "audit_" not in str(held)
+    yield run
+    for name in added:
+        METHODS.pop(name)
 
-    def test_a_failure_brings_no_frames_along(self, data: LoadedData, tmp_path: Path) -> None:
-        """The audit's frames hold the data; a method could catch the exception and look."""
-        link = start_audit(data, tmp_path, threads=1)
 
-        class Refusing(nn.Module):
-            def forward(self, images: Tensor) -> Tensor:
-                try:
-                    raise KeyError("first")
-                except KeyError:
-                    raise ValueError("by design")  # noqa: B904
+@pytest.mark.parametrize(("kind", "split"), [(PeekingAtTrain, "train"), (PeekingAtVal, "val")])
+def test_reading_groups(run_cheat: Any, kind: type[Method], split: str) -> None:
+    record = run_cheat(kind)
+    assert record.status is Status.FAILED
+    assert record.failure.kind == "group_labels_hidden"
+    assert f"{split}_groups=True" in record.failure.remedy
 
-        with pytest.raises(ValueError, match="by design") as caught:
-            link.look("run", {}, torch.zeros(len(data.splits["val"]), 5), Refusing())
-        link.close()
-        frames = [
-            frame.f_code.co_name for frame, _ in traceback.walk_tb(caught.value.__traceback__)
-        ]
-        assert "look" in frames and "work" not in frames
-        assert caught.value.__context__ is None
-        assert "in forward" in caught.value.__notes__[0]
+
+def test_selecting_by_groups(runs: Runs, tmp_path: Path) -> None:
+    job = runs.job("erm", "umnist", overrides={"erm.selection": "val_wga"})
+    record = run_job(job, RunOptions(runs.data_root, tmp_path, isolate=False), lambda v: None)
+    assert record.failure is not None and record.failure.kind == "group_labels_hidden"
+
+
+def test_stage_of_a_higher_tier_is_not_shared(runs: Runs, tmp_path: Path) -> None:
+    """A first model chosen by true groups, left by DFR, must not serve a method without them."""
+    options = RunOptions(runs.data_root, tmp_path, isolate=False)
+    granted = runs.job("dfr", "umnist", overrides={"dfr.erm.selection": "val_wga"})
+    assert run_job(granted, options, lambda values: None).done
+    hidden = runs.job("exmap", "umnist", overrides={"exmap.erm.selection": "val_wga"})
+    record = run_job(hidden, options, lambda values: None)
+    assert record.failure is not None and record.failure.kind == "group_labels_hidden"
+
+
+def test_network_that_keeps_what_it_is_shown(run_cheat: Any, runs: Runs) -> None:
+    """The audit runs a copy of the model in another process: the fit never meets a test batch."""
+    record = run_cheat(Hoarder)
+    assert record.done, record.failure
+    sizes = record.details["hoarder"]["batches"]
+    assert sizes and 100 not in sizes, "100 is the size of the test split"
+
+
+def test_memory_search_finds_what_is_there(runs: Runs) -> None:
+    import os
+
+    from bench.runner import load_data
+
+    job = runs.job("erm", "umnist")
+    data = load_data(job, runs.data_root)
+    hidden, _ = secrets_of(data, job)
+    held = data.splits["val"].labels.groups.to(torch.int16).clone()
+    found = found_in_memory(os.getpid(), hidden)
+    assert len(held) and {"groups of val", "classes of test"} & found
+
+
+def test_audit_is_kept_and_nothing_of_it_reaches_the_fit(runs: Runs, tmp_path: Path) -> None:
+    job = runs.job("erm", "umnist")
+    record = run_job(job, RunOptions(runs.data_root, tmp_path), lambda values: None)
+    history = pd.read_parquet(tmp_path / "runs" / record.run_id / "history.parquet")
+    audited = ["audit_val_wga", "audit_test_wga", "audit_test_worst_class"]
+    assert history[audited].notna().all(axis=None)
+    stage = next((tmp_path / "stages").glob("erm-*/stage.json"))
+    assert "audit_" not in stage.read_text()

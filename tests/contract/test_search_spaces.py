@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.plan import Request, expand
-from bench.tune import drawn_overrides
-from datasets.base import BackboneSpec, Task
-from datasets.catalogue import DATASETS
+from bench.job import NO_DATA, Request, expand
+from bench.tuning.source import drawn_overrides
+from datasets.base import BackboneSpec, Task, outline_task
+from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import as_plain
 from methods.base import METHODS, load_methods
 
-load_methods()
-NOWHERE = Path("/nonexistent")
-METHOD_NAMES = [n for n in METHODS if METHODS[n].__module__.startswith("methods.")]
+DATASETS = list(load_datasets())
+METHOD_NAMES = [name for name, method in load_methods().items() if method.distribution is None]
 
 
 def task_of(dataset: str) -> Task:
     """A task as far as constants go; a search space that needs samples would need data."""
-    facts = DATASETS[dataset].facts_of(DATASETS[dataset].config_type(), None)
-    nothing: Any = None
-    return Task(
-        name=facts.name,
-        classes=facts.classes,
-        groups=facts.groups,
-        metric=facts.metric,
-        channels=facts.channels,
-        train=nothing,
-        val=nothing,
-        train_transform=facts.train_transform,
-        eval_transform=facts.eval_transform,
-        backbone=BackboneSpec(facts.backbone),
-    )
+    known = get_dataset(dataset)
+    facts = known.facts(known.config_type())
+    return outline_task(facts, BackboneSpec(facts.backbone))
 
 
 def drawn(method: str, dataset: str, count: int) -> list[Any]:
@@ -50,17 +37,17 @@ def drawn(method: str, dataset: str, count: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("dataset", list(DATASETS))
+@pytest.mark.parametrize("dataset", DATASETS)
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_draws_are_configurations_that_a_run_can_repeat(method: str, dataset: str) -> None:
     for config, params in drawn(method, dataset, 5):
         assert isinstance(config, METHODS[method].config_type)
         assert params, "nothing is searched"
         overrides = drawn_overrides(METHODS[method], dataset, config)
-        request = Request((method,), (dataset,), (100,), NOWHERE, overrides=overrides)
+        request = Request((method,), (dataset,), (100,), NO_DATA, overrides=overrides)
         (job,) = expand(request)
-        assert job.config["method"] == as_plain(config)
-        (plain,) = expand(Request((method,), (dataset,), (100,), NOWHERE))
+        assert job.config.method == as_plain(config)
+        (plain,) = expand(Request((method,), (dataset,), (100,), NO_DATA))
         assert job.supervision == plain.supervision, "a search must not change the tier"
 
 
@@ -70,7 +57,7 @@ def test_two_draws_differ(method: str) -> None:
     assert first != second
 
 
-@pytest.mark.parametrize("dataset", list(DATASETS))
+@pytest.mark.parametrize("dataset", DATASETS)
 def test_ncts_ranges_are_the_papers(dataset: str) -> None:
     import optuna
 

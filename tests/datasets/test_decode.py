@@ -6,11 +6,13 @@ import json
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import stat
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import platformdirs
@@ -20,8 +22,10 @@ from PIL import Image
 
 from datasets import decode
 from datasets.decode import decoded_folder, mapped_images
-from datasets.errors import BenchError, DataCorrupt
+from datasets.errors import DataCorrupt
+from datasets.files import StorageError
 from datasets.images import MappedImages, MemoryImages
+from datasets.lock import LockLost, LockOwner
 
 SIZES = [(31, 20), (8, 44), (25, 25), (1, 3), (40, 12)]
 SPAWN = multiprocessing.get_context("spawn")
@@ -76,7 +80,7 @@ def test_decoded_pixels_are_pils_and_batches_are_padded(files: list[Path], tmp_p
     assert batch[:1].pixels.shape == (1, 3, 8, 44)
     assert sorted(os.listdir(tmp_path)) == [
         "cache.json",
-        "cache.lock",
+        "cache.lock.1",
         "cache.npy",
         "cache.u8",
         "pictures",
@@ -159,10 +163,14 @@ def test_dying_between_the_last_steps_leaves_no_valid_cache(
     class Killed(BaseException):
         pass
 
-    def die(*arguments: object, **options: object) -> None:
-        raise Killed
+    where: Any = {"save": np, "replace": os, "write_text": Path}[step]
+    real = getattr(where, step)
 
-    where = {"save": np, "replace": os, "write_text": Path}[step]
+    def die(path: object, *arguments: object) -> None:
+        if ".lock." not in str(path):  # the lock of a process that died is released by itself
+            raise Killed
+        real(path, *arguments)
+
     with monkeypatch.context() as patch:
         patch.setattr(where, step, die)
         with pytest.raises(Killed):
@@ -208,11 +216,36 @@ def test_an_unreadable_image_is_named_and_nothing_is_kept(
         mapped_images([tmp_path / "absent.jpg"], tmp_path / "other", silent)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_says_so(files: list[Path], tmp_path: Path) -> None:
-    Path(f"{tmp_path / 'cache'}.building").symlink_to("/dev/full")
-    with pytest.raises(BenchError, match=r"decoding into .* failed: No space left"):
-        mapped_images(files, tmp_path / "cache", silent)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(
+            StorageError, match=r"no room left to write .*cache: File too large"
+        ) as e:
+            mapped_images(files, tmp_path / "cache", silent)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "move the data root to a larger disk" in e.value.remedy
+    assert not list(tmp_path.glob("cache.[bju]*"))
+
+
+def test_a_builder_that_was_taken_for_dead_leaves_the_cache_to_the_other(
+    files: list[Path], tmp_path: Path
+) -> None:
+    target = tmp_path / "cache"
+
+    def replaced(done: int, total: int) -> None:
+        """Take the lock over and build, as a process elsewhere would after a long silence."""
+        if done == 1:
+            (tmp_path / "cache.lock.9").write_text(LockOwner("elsewhere", (1, 1)).to_json())
+            Path(f"{target}.building").unlink()
+            Path(f"{target}.building").write_bytes(b"of the other")
+
+    with pytest.raises(LockLost):
+        mapped_images(files, target, replaced)
+    assert Path(f"{target}.building").read_bytes() == b"of the other"
+    assert not Path(f"{target}.json").exists()
 
 
 def test_a_closed_data_folder_falls_back_to_the_users_cache(

@@ -202,7 +202,7 @@ def test_a_full_disk_says_so_and_keeps_the_part(host: Host, target: Path) -> Non
     target.parent.mkdir()
     part = target.with_name("file.bin.part")
     part.symlink_to("/dev/full")
-    with pytest.raises(BenchError, match="no space left") as caught:
+    with pytest.raises(BenchError, match="no room left to write") as caught:
         download(host.url, target)
     assert "--data-root" in caught.value.remedy
     assert part.is_symlink()

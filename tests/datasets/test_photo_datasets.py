@@ -14,7 +14,7 @@ from PIL import Image
 
 from datasets import standins
 from datasets.base import SPLITS, LoadedData
-from datasets.catalogue import DATASETS
+from datasets.catalogue import get_dataset
 from datasets.dataset import Dataset
 from datasets.errors import DataCorrupt, DataMissing
 from datasets.isic import Isic, IsicConfig
@@ -40,12 +40,12 @@ def root(standin_root: Path, tmp_path: Path) -> Path:
 
 
 def small(name: str, **settings: Any) -> tuple[Dataset, Any]:
-    dataset = DATASETS[name]
+    dataset = get_dataset(name)
     return dataset, dataset.config_type(resolution=32, **settings)
 
 
 def folder_of(name: str, root: Path) -> Path:
-    return DATASETS[name].require(root).folder
+    return get_dataset(name).require(root).folder
 
 
 def load(name: str, root: Path, **settings: Any) -> LoadedData:
@@ -90,7 +90,7 @@ def test_loads_end_to_end(name: str, root: Path) -> None:
 @pytest.mark.parametrize("name", PHOTOS)
 def test_without_the_marker_the_real_counts_are_demanded(name: str, root: Path) -> None:
     (folder_of(name, root) / MARKER_NAME).unlink()
-    real = DATASETS[name].facts(small(name)[1]).counts["train"]
+    real = get_dataset(name).facts(small(name)[1]).counts["train"]
     with pytest.raises(DataCorrupt, match=f"expected train size {real}, found 40") as caught:
         load(name, root)
     assert f"data get {name}" in caught.value.remedy
@@ -111,7 +111,7 @@ def test_missing_data_names_the_command(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match=f"{name} is not in") as caught:
         load(name, tmp_path)
     assert caught.value.remedy == f"python -m bench data get {name} --data-root {tmp_path}"
-    assert DATASETS[name].locate(tmp_path) is None
+    assert get_dataset(name).locate(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ def test_both_isic_schemas_are_the_same_data(unknown: str, standin_root: Path, r
         first, second = one.splits[split], two.splits[split]
         for field in ("ids", "y", "groups"):
             assert torch.equal(getattr(first.labels, field), getattr(second.labels, field))
-        for key, values in first.labels.alternates.items():
-            assert torch.equal(values, second.labels.alternates[key])
+        for key, values in first.labels.extra_groupings.items():
+            assert torch.equal(values, second.labels.extra_groupings[key])
         index = torch.arange(len(first))
         assert torch.equal(first.images.batch(index).pixels, second.images.batch(index).pixels)
 
@@ -255,7 +255,7 @@ def test_isic_labels_follow_georges_ontologies(root: Path) -> None:
         assert part.y.tolist() == malignant.astype(int).tolist() == rows["Diagnosis"].tolist()
         assert part.groups.tolist() == np.where(malignant, 2, rows["patch"]).tolist()
         expected = np.where(malignant, 2, histopathology.astype(int)).tolist()
-        assert part.alternates["histopath"].tolist() == expected
+        assert part.extra_groupings["histopath"].tolist() == expected
         assert set(expected) == {0, 1, 2}
 
 
@@ -284,4 +284,4 @@ def test_isic_pipelines_differ_as_documented() -> None:
 @pytest.mark.parametrize("name", PHOTOS)
 def test_a_root_that_is_the_folder_itself_is_found(name: str, standin_root: Path) -> None:
     folder = folder_of(name, standin_root)
-    assert DATASETS[name].require(folder).folder == folder
+    assert get_dataset(name).require(folder).folder == folder

@@ -43,7 +43,7 @@ def digest_and_groups(labels: dict[str, Labels]) -> tuple[str, list[list[int]]]:
 def test_waterbirds(released: Path) -> None:
     dataset, config = Waterbirds(), WaterbirdsConfig()
     folder = released / "waterbirds"
-    assert dataset.holds(folder)
+    assert dataset.matches(folder)
     labels = dict(dataset.labels(folder, config))
     facts = dataset.facts(config)
     check_counts(facts, labels, str(folder))
@@ -103,9 +103,9 @@ def write_form(form: str, text: dict[str, str], folder: Path) -> None:
 def test_celeba_in_all_its_forms(form: str, celeba_text: dict[str, str], tmp_path: Path) -> None:
     write_form(form, celeba_text, tmp_path)
     dataset, config = Celeba(), CelebaConfig()
-    assert not dataset.holds(tmp_path), "without the images it is not complete"
+    assert not dataset.matches(tmp_path), "without the images it is not complete"
     (tmp_path / "img_align_celeba").mkdir()
-    assert dataset.holds(tmp_path)
+    assert dataset.matches(tmp_path)
     labels = dict(dataset.labels(tmp_path, config))
     facts = dataset.facts(config)
     check_counts(facts, labels, str(tmp_path))

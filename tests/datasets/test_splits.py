@@ -17,7 +17,7 @@ from datasets import cmnist
 from datasets.base import SPLITS, Labels, check_counts, label_digest
 from datasets.cmnist import PALETTE, Cmnist, CmnistConfig, dyed
 from datasets.errors import DataCorrupt
-from datasets.idx import on_disk, open_idx
+from datasets.idx import on_disk, open_idx, read_idx
 from datasets.mnist_source import SHA256
 from datasets.umnist import SPLIT_RULES, Umnist, UmnistConfig
 
@@ -54,8 +54,8 @@ def counts(values: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("config", UMNIST_CONFIGS, ids=str)
 def test_umnist_counts(config: UmnistConfig, mnist_root: Path) -> None:
     labels = labels_of(Umnist(), config, mnist_root)
-    digits = {split: counts(part.alternates["10digit"]) for split, part in labels.items()}
-    three = {split: counts(part.alternates["3group"]) for split, part in labels.items()}
+    digits = {split: counts(part.extra_groupings["10digit"]) for split, part in labels.items()}
+    three = {split: counts(part.extra_groupings["3group"]) for split, part in labels.items()}
     if config.protocol == "paper":
         assert [len(labels[split]) for split in SPLITS] == [43_542, 12_000, 10_000]
         assert three["train"] == [24_449, 18_859, 234]
@@ -90,15 +90,15 @@ def test_umnist_labels_agree_with_each_other_and_with_the_digits(
     digits = torch.from_numpy(np.concatenate(both))
     facts = Umnist().facts(config)
     for part in labels.values():
-        digit = part.alternates["10digit"]
+        digit = part.extra_groupings["10digit"]
         assert torch.equal(digit, digits[part.ids])
         assert torch.equal(part.y, (digit >= 5).long())
-        assert torch.equal(part.alternates["3group"], part.y + (digit == 8).long())
-        expected = part.alternates["10digit" if config.groups == 10 else "3group"]
+        assert torch.equal(part.extra_groupings["3group"], part.y + (digit == 8).long())
+        expected = part.extra_groupings["10digit" if config.groups == 10 else "3group"]
         assert torch.equal(part.groups, expected)
-        assert set(part.alternates) == set(facts.alternates)
-        for name, values in part.alternates.items():
-            assert values.max() < len(facts.alternates[name])
+        assert set(part.extra_groupings) == set(facts.extra_groupings)
+        for name, values in part.extra_groupings.items():
+            assert values.max() < len(facts.extra_groupings[name])
 
 
 @pytest.mark.parametrize("config", CMNIST_CONFIGS, ids=str)
@@ -156,7 +156,8 @@ def test_splits_are_disjoint_and_ids_name_images(
     assert len(ids.unique()) == len(ids)
     assert loaded.splits["train"].labels.ids.max() < 60_000
     assert torch.equal(loaded.splits["test"].labels.ids, torch.arange(60_000, 70_000))
-    grey = dataset.pixels(folder_in(mnist_root), {"all": Labels(ids, ids, ids)})["all"]
+    files = [folder_in(mnist_root) / f"{part}-images-idx3-ubyte" for part in ("train", "t10k")]
+    grey = torch.from_numpy(np.concatenate([read_idx(file) for file in files]))[ids]
     start = 0
     for split in SPLITS:
         part = loaded.splits[split]

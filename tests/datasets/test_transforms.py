@@ -320,5 +320,5 @@ def test_several_batches_at_once_are_drawn_and_cut_as_if_each_came_alone(one_siz
     transform = Transform(ResizedRandomCrop(40), 32, (0.5,) * 3, (0.5,) * 3, hflip=True)
     alone, together = generator(), generator()
     parts = [transform(batch[start : start + 32], alone) for start in (0, 32, 64)]
-    assert torch.equal(transform.several(batch, [32, 32, 3], together), torch.cat(parts))
+    assert torch.equal(transform.batched(batch, [32, 32, 3], together), torch.cat(parts))
     assert torch.equal(alone.get_state(), together.get_state())

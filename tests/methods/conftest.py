@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from bench.audit import AuditLink, start_audit
-from bench.context import Part, RunContext, RunScope
+from bench.audit import Auditor
+from bench.context import RunContext, RunSettings, StageAccount
 from datasets.base import BackboneSpec, Facts, LabelledSplit, Labels, LoadedData, Task
 from datasets.images import MemoryImages
 from datasets.transforms import PaddedRandomCrop, ResizedCentreCrop, Transform
 from methods.backbones import Backbone, Classifier
-from methods.base import Context, load_methods
-from methods.randomness import isolated_randomness
+from methods.base import Context, Supervision, load_methods
+from methods.training import isolated_randomness
 
 SIDE = 8
 SIZES = {"train": 60, "val": 40, "test": 30}
@@ -79,24 +78,24 @@ def granted_task(toy_data: LoadedData) -> Task:
     return toy_data.task(BackboneSpec("lenet4"), train_groups=True, val_groups=True)
 
 
-def _say_nothing(progress: dict[str, Any]) -> None:
-    pass
-
-
 @pytest.fixture
-def make_context(tmp_path: Path, toy_data: LoadedData) -> Iterator[Callable[..., RunContext]]:
+def make_context(tmp_path: Path, toy_data: LoadedData) -> Callable[..., RunContext]:
     """Contexts of the real kind; the same name is the same folder, and so resumes."""
-    links: list[AuditLink] = []
+    auditor = Auditor(toy_data, tmp_path / "audit")
 
     def make(name: str = "run", seed: int = 0) -> RunContext:
-        links.append(start_audit(toy_data, tmp_path / "audit", threads=1))
-        device = torch.device("cpu")
-        scope = RunScope(name, seed, device, {}, tmp_path / "stages", _say_nothing, links[-1])
-        return RunContext(scope, Part(name, tmp_path / name), [])
+        settings = RunSettings(
+            run_id=name,
+            seed=seed,
+            device=torch.device("cpu"),
+            scope={},
+            stages=tmp_path / "stages",
+            supervision=Supervision(train_groups=True, val_groups=True),  # the task decides
+        )
+        account = StageAccount(name, tmp_path / name)
+        return RunContext(settings, account, [], audit=auditor.look)
 
-    yield make
-    for link in links:
-        link.close()
+    return make
 
 
 def small_classifier(task: Task, ctx: Context, name: str) -> Classifier:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from methods.backbones import Classifier
-from methods.contrastive import ROLES
+from methods.cnc import ROLES
 
 
 def exponentials(model: Classifier, images: Tensor, temperature: float) -> Tensor:

@@ -36,7 +36,7 @@ def test_follows_by_the_decay_which_starts_low() -> None:
         expected = decay * expected + (1 - decay) * value
         set_weight(model, value)
         average.update(model)
-        assert weight_of(average.twin) == pytest.approx(expected, rel=1e-6)
+        assert weight_of(average.averaged_model) == pytest.approx(expected, rel=1e-6)
     assert weight_of(model) == 1.0  # the model itself is left alone
 
 
@@ -48,25 +48,25 @@ def test_first_steps_by_hand() -> None:
         set_weight(model, value)
         average.update(model)
     first = 0.9 * 1.0  # decay 1/10
-    assert weight_of(average.twin) == pytest.approx(2 / 11 * first + 9 / 11 * 2.0)
+    assert weight_of(average.averaged_model) == pytest.approx(2 / 11 * first + 9 / 11 * 2.0)
 
 
 def test_statistics_are_those_of_the_averaged_weights() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2))
     average = WeightAverage(model, 0.9)
-    linear, trained, frozen = average.twin
+    linear, trained, frozen = average.averaged_model
     assert isinstance(linear, nn.Linear)
     assert isinstance(trained, nn.BatchNorm1d) and isinstance(frozen, nn.BatchNorm1d)
     model[2].running_mean.fill_(7.0)
-    set_weight(model[0], 9.0)  # which the twin has not followed
+    set_weight(model[0], 9.0)  # which the average has not followed
 
     def all_but_the_last(part: nn.Module) -> None:
         part.train()
         part[2].eval()  # type: ignore[index]
 
     batches = [torch.randn(8, 3) for _ in range(4)]
-    settled = average.settle(model, all_but_the_last, batches)
-    assert settled is average.twin
+    settled = average.update_batch_norm(model, all_but_the_last, batches)
+    assert settled is average.averaged_model
     seen = [linear(batch) for batch in batches]
     mean = torch.stack([values.mean(0) for values in seen]).mean(0)
     spread = torch.stack([values.var(0) for values in seen]).mean(0)
@@ -83,7 +83,7 @@ def test_nothing_is_drawn_where_no_norm_trains() -> None:
         raise AssertionError("a batch was asked for")
 
     model = nn.Linear(2, 2)
-    WeightAverage(model, 0.9).settle(model, nn.Module.train, (never() for _ in range(1)))
+    WeightAverage(model, 0.9).update_batch_norm(model, nn.Module.train, (never() for _ in range(1)))
 
 
 class TestInTheLoop:
@@ -102,24 +102,24 @@ class TestInTheLoop:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         plain = self.trained(toy_task, make_context("plain"), small_networks, 0.0)
-        twins = []
-        original = WeightAverage.settle
+        copies = []
+        original = WeightAverage.update_batch_norm
 
         def noted(self: WeightAverage, model: nn.Module, *arguments: object) -> nn.Module:
-            twin = original(self, model, *arguments)  # type: ignore[arg-type]
-            twins.append(
+            own = original(self, model, *arguments)  # type: ignore[arg-type]
+            copies.append(
                 (
-                    {k: v.clone() for k, v in twin.state_dict().items()},
+                    {k: v.clone() for k, v in own.state_dict().items()},
                     {k: v.clone() for k, v in model.state_dict().items()},
                 )
             )
-            return twin
+            return own
 
-        monkeypatch.setattr(WeightAverage, "settle", noted)
+        monkeypatch.setattr(WeightAverage, "update_batch_norm", noted)
         averaged = self.trained(toy_task, make_context("averaged"), small_networks, 0.9)
-        twin, model = twins[-1]
-        assert len(twins) == 3
+        own, model = copies[-1]
+        assert len(copies) == 3
         for name, value in averaged.items():
-            assert torch.equal(value, twin[name])
+            assert torch.equal(value, own[name])
             assert torch.equal(plain[name], model[name])  # the steps themselves are the same
             assert not torch.equal(value, plain[name])

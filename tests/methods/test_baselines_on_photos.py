@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file, save_file
 
-from bench.execute import Machine, execute
-from bench.plan import Request, expand
+from bench.job import Request, expand
+from bench.record import Status
+from bench.runner import RunOptions, run_job
 from datasets import standins
 from methods.base import load_methods
 
@@ -64,7 +65,8 @@ def weights(dataset: str, photos: Path, results: Path) -> Path:
     """Weights to start from, as ImageNet's would be: CnC freezes batch-norms as it finds them."""
     settings = SETTINGS["erm"] | of(dataset, resolution="48") | SMALL
     (job,) = expand(Request(("erm",), (dataset,), (101,), photos, overrides=settings))
-    execute(job, Machine(photos, results, keep_models=True), lambda progress: None)
+    options = RunOptions(photos, results, keep_models=True, isolate=False)
+    run_job(job, options, lambda progress: None)
     kept = load_file(results / "runs" / job.run_id / "model.safetensors")
     prefix = "backbone.body."
     body = {k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)}
@@ -82,11 +84,11 @@ def test_trains_above_chance(
         start = request.getfixturevalue("weights")
         settings |= of("backbone", pretrained="true", weights=str(start))
     (job,) = expand(Request((method,), (dataset,), (100,), photos, overrides=settings))
-    record = execute(job, Machine(photos, results), lambda progress: None)
-    assert record["status"] == "done", record.get("failure")
-    assert record["standin"]
+    record = run_job(job, RunOptions(photos, results, isolate=False), lambda progress: None)
+    assert record.status is Status.DONE, record.failure
+    assert record.job.standin
     if dataset == "isic":
-        assert record["metrics"]["test"]["auroc"] > 0.65
+        assert record.test.get("auroc") > 0.65
     else:
         predictions = pd.read_parquet(results / "runs" / job.run_id / "predictions.parquet")
         test = predictions[predictions["split"] == "test"]

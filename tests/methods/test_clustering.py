@@ -13,12 +13,16 @@ import methods.clustering
 from datasets.errors import UsageError
 from methods.clustering import (
     ClusterConfig,
+    Floats,
+    Ints,
     best_fit,
+    kept_subclusters,
+    macro_silhouette,
+    silhouettes,
     split_class,
     split_further,
-    worth_keeping,
+    umap_embedding,
 )
-from methods.silhouette import Floats, Ints, macro_silhouette, silhouettes
 
 PLAIN = ClusterConfig(overcluster=False)
 
@@ -85,7 +89,7 @@ class TestNumberOfClusters:
         points = blobs((0, 0), (8, 0), (0, 8), (8, 8), sizes=(90, 60, 30, 20))
         config = replace(PLAIN, clusterer=clusterer, max_clusters=6)
         found = split_class(points, points[:0], np.zeros(200), config, seed=0)
-        assert (found.base, found.count, found.judged) == (4, 4, 200)
+        assert (found.base, found.count, found.scored) == (4, 4, 200)
         truth = np.repeat(np.arange(4), (90, 60, 30, 20))
         assert len({*zip(truth, found.train, strict=True)}) == 4
         assert found.silhouette == pytest.approx(expected_macro(points, found.train))
@@ -126,12 +130,12 @@ class TestNumberOfClusters:
         alone = split_class(points, points[:1], losses, replace(config, overcluster=False), seed=0)
         assert alone.val[0] == alone.train[0]
 
-    @pytest.mark.parametrize(("dimensions", "judged"), [(1, 400), (2, 100)])
-    def test_silhouettes_of_many_are_those_of_some(self, dimensions: int, judged: int) -> None:
+    @pytest.mark.parametrize(("dimensions", "scored"), [(1, 400), (2, 100)])
+    def test_silhouettes_of_many_are_those_of_some(self, dimensions: int, scored: int) -> None:
         points = blobs((0,) * dimensions, (9,) * dimensions, sizes=(300, 100))
         config = ClusterConfig(silhouette_sample=100, max_clusters=4)
         found = split_class(points, points, np.zeros(400), config, seed=0)
-        assert (found.judged, found.base, len(found.train)) == (judged, 2, 400)
+        assert (found.scored, found.base, len(found.train)) == (scored, 2, 400)
         assert found.silhouette == pytest.approx(expected_macro(points, found.train), abs=0.02)
 
     @pytest.mark.parametrize("clusterer", ["gmm", "kmeans"])
@@ -156,13 +160,13 @@ class TestKeeping:
             "sub": self.sub,
             "val_sub": self.val,
             "losses": np.ones(80),
-            "judged": np.arange(80),
+            "scored": np.arange(80),
             "before": np.full(80, 0.3),
             "after": np.full(80, 0.4),
             "config": self.config,
         }
         given |= spoilt
-        keep = worth_keeping(count=4, **given)
+        keep = kept_subclusters(count=4, **given)
         assert keep.shape == (4,)
         found: list[int] = np.flatnonzero(keep).tolist()
         return found
@@ -207,7 +211,7 @@ class TestKeeping:
     def test_none_judged(self) -> None:
         some = np.flatnonzero(self.sub != 3)
         silhouette = {"before": np.full(60, 0.3), "after": np.full(60, 0.4)}
-        assert self.kept(judged=some, **silhouette) == [0, 1, 2]
+        assert self.kept(scored=some, **silhouette) == [0, 1, 2]
 
 
 class TestOverClustering:
@@ -238,9 +242,9 @@ class TestOverClustering:
     def test_cluster_too_small_to_split_stays(self) -> None:
         points = blobs((0, 0), (9, 0), sizes=(30, 2))
         base = np.repeat([0, 1], (30, 2))
-        losses, judged = np.ones(32), np.arange(32)
+        losses, scored = np.ones(32), np.arange(32)
         config = replace(self.config, size_floor=1, size_share=0.0)
-        train, val = split_further(points, points, base, base, losses, judged, config, seed=0)
+        train, val = split_further(points, points, base, base, losses, scored, config, seed=0)
         assert (train[30:] == 1).all()
         np.testing.assert_array_equal(train, val)
 
@@ -265,3 +269,20 @@ class TestOverClustering:
 def test_wrong_values_are_refused(knob: str, value: Any) -> None:
     with pytest.raises(UsageError, match=knob):
         replace(PLAIN, **{knob: value})
+
+
+@pytest.mark.xdist_group("umap")
+def test_embedding_is_repeatable_and_finite() -> None:
+    """The one test with UMAP that is not slow: compiling it takes half a minute."""
+    points = np.random.default_rng(0).normal(size=(40, 6))
+    points[20:] += 6
+    points[5:15] = points[5]  # equal samples are nothing unusual to a small network
+    knobs: dict[str, Any] = {"neighbours": 10, "min_dist": 0.0, "epochs": 30}
+    first, again = (umap_embedding(points, points[::2], 3, **knobs) for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        assert one.shape[1] == 2 and one.dtype == np.float64
+        assert np.isfinite(one).all()
+        np.testing.assert_array_equal(one, other)
+    other_seed = umap_embedding(points, points[:0], 4, **knobs)
+    assert not np.array_equal(first[0], other_seed[0])
+    assert other_seed[1].shape == (0, 2)

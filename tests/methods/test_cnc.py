@@ -16,16 +16,21 @@ import methods.cnc
 import methods.erm
 from bench.context import RunContext
 from datasets.base import BackboneSpec, LoadedData, Task
-from datasets.catalogue import DATASETS
+from datasets.catalogue import get_dataset, load_datasets
 from datasets.errors import UsageError
 from methods.backbones import Backbone, Classifier, build_backbone
 from methods.base import METHODS, load_methods
-from methods.cnc import Cnc, CncConfig, cluster, frozen_statistics, project, slices_of
-from methods.contrastive import (
+from methods.clustering import umap_embedding
+from methods.cnc import (
     ROLES,
+    Cnc,
+    CncConfig,
     ContrastiveSets,
     NoAnchors,
     TwoSidedLoss,
+    cluster,
+    frozen_statistics,
+    slices_of,
     subsets,
     supervised_contrast,
 )
@@ -118,7 +123,8 @@ class TestLoss:
     def test_a_step_is_the_official_one(self, dataset: str) -> None:
         """The preset's step of several sets on its own network: equal losses, equal gradients."""
         config: CncConfig = preset_config(METHODS["cnc"], dataset)
-        facts = DATASETS[dataset].facts(DATASETS[dataset].config_type())
+        known = get_dataset(dataset)
+        facts = known.facts(known.config_type())
         n, sets, at_once = config.per_role, config.batch_factor, config.sets_per_forward
         torch.manual_seed(0)
         backbone = build_backbone(BackboneSpec(facts.backbone), facts.channels)
@@ -322,15 +328,15 @@ class TestSlices:
         found = cluster(points, y, 3, seed=0)
         assert torch.equal(found, (planted + 1) % 3)
 
-    @pytest.mark.slow  # compiling UMAP alone takes half a minute
+    @pytest.mark.slow  # with UMAP
+    @pytest.mark.xdist_group("umap")
     def test_representation_recovers_planted_clusters(self) -> None:
         planted = torch.arange(240) % 3
         corners = 30 * torch.eye(3, 12)
         features = corners[planted] + torch.randn(240, 12, generator=generator())
-        plane = project(features, seed=5)
+        plane, _ = umap_embedding(features.numpy(), features[:0].numpy(), seed=5)
         assert plane.shape == (240, 2)
-        assert torch.equal(cluster(plane, planted, 3, seed=5), planted)
-        assert torch.equal(plane, project(features, seed=5))
+        assert torch.equal(cluster(torch.from_numpy(plane), planted, 3, seed=5), planted)
 
     @pytest.mark.parametrize("slice_with", ["prediction", "representation"])
     def test_model_is_asked_in_evaluation_mode_about_clean_images(
@@ -344,17 +350,19 @@ class TestSlices:
         for part in model.modules():
             part.train()
         monkeypatch.setattr(
-            methods.cnc, "project", lambda features, seed: seen.append(features) or features[:, :2]
+            methods.cnc,
+            "umap_embedding",
+            lambda features, others, seed: (seen.append(features) or features[:, :2], others),
         )
         ctx = make_context()
         found = slices_of(v_task, model, CncConfig(slice_with=slice_with), ctx)
-        assert ctx.part.image_passes == len(v_task.train)
+        assert ctx.account.image_passes == len(v_task.train)
         images = v_task.train.images.batch(torch.arange(60)).pixels.float() / 255
         features = model.eval().backbone((images - 0.5) / 0.25)
         if slice_with == "prediction":
             assert torch.equal(found, model.head(features).argmax(dim=1))
         else:
-            torch.testing.assert_close(seen[0], features)
+            torch.testing.assert_close(torch.from_numpy(seen[0]), features)
             assert found.shape == (60,) and found.unique().tolist() == [0, 1]
 
 
@@ -392,15 +400,15 @@ class TestFit:
         sets = ContrastiveSets(
             v_task.train.y, torch.where(wrong, 1 - v_task.train.y, v_task.train.y), 2, 3, 1.0
         )
-        assert fitted.facts["cnc"] == {
+        assert fitted.details["cnc"] == {
             "per_role": sets.per_role,
             "sets_per_epoch": sets.per_epoch,
             "errors": int(wrong.sum()),
         }
-        assert fitted.facts["selection"]["rule"] == "val_wga"
-        assert fitted.facts["selection"]["epochs_run"] == 3
+        assert fitted.selection.rule == "val_wga"
+        assert fitted.selection.epochs_run == 3
         images = 3 * (sets.per_epoch * ROLES * sets.per_role + len(v_task.val)) + len(v_task.train)
-        assert ctx.part.image_passes == images
+        assert ctx.account.image_passes == images
 
     def test_statistics_stay_and_gains_move(self, v_task: Task, make_context: MakeContext) -> None:
         start = tiny_classifier(seed=1)
@@ -470,7 +478,7 @@ class TestConfig:
         with pytest.raises(UsageError, match=message):
             CncConfig(**knobs)
 
-    @pytest.mark.parametrize("dataset", DATASETS)
+    @pytest.mark.parametrize("dataset", load_datasets())
     def test_first_stage_is_the_one_of_erm(self, dataset: str) -> None:
         """So that both methods share it, in a smoke run as well.
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from bench.context import RunContext
 from datasets.base import GroupLabelsHidden, Task
 from methods.backbones import Classifier
-from methods.base import METHODS, Supervision, load_methods
+from methods.base import METHODS, Selected, Supervision, load_methods
 from methods.dfr import Dfr, DfrConfig
 from methods.erm import ErmConfig, train_erm
 from methods.logistic import Samples, Standardiser
-from methods.metrics import worst_case
+from methods.metrics import worst_group_metric
 from methods.presets import preset_config
 from methods.retraining import average_layer, extract_features
 
@@ -58,7 +58,7 @@ class TestFit:
             extract_features(network, split, selecting_task, ctx)
             for split in (selecting_task.train, val)
         ]
-        penalty = fitted.facts["retraining"]["penalty"]
+        penalty = fitted.details["retraining"]["penalty"]
         scale = Standardiser.of(features[0])
         weights, intercepts = average_layer(
             Samples(features[1], val.y.numpy(), 2),
@@ -81,13 +81,14 @@ class TestFit:
 
     def test_facts(self, selecting_task: Task, make_context: MakeContext) -> None:
         ctx = make_context()
-        facts = Dfr().fit(selecting_task, CONFIG, ctx).facts
-        assert facts["selection"]["rule"] == "held_out_worst_group"
-        assert 0 <= facts["selection"]["value"] <= 100
-        assert facts["retraining"]["penalty"] in CONFIG.penalties
-        assert facts["retraining"]["group_sizes"] == selecting_task.val.groups.bincount().tolist()
-        assert [stage["name"] for stage in ctx.stage_records] == ["erm"]
-        assert ctx.part.image_passes == 100  # features of both splits
+        fitted = Dfr().fit(selecting_task, CONFIG, ctx)
+        assert fitted.selection == Selected("held_out_worst_group", fitted.selection.value)
+        assert 0 <= fitted.selection.value <= 100
+        facts = fitted.details["retraining"]
+        assert facts["penalty"] in CONFIG.penalties
+        assert facts["group_sizes"] == selecting_task.val.groups.bincount().tolist()
+        assert [stage.name for stage in ctx.stage_costs] == ["erm"]
+        assert ctx.account.image_passes == 100  # features of both splits
 
     def test_robust_to_the_true_groups(
         self, selecting_task: Task, make_context: MakeContext
@@ -97,7 +98,7 @@ class TestFit:
         batch = val.images.batch(torch.arange(len(val)))
         with torch.no_grad():
             logits = fitted.logits(selecting_task.eval_transform(batch))
-        assert worst_case(logits, val.y, val.groups, "wga") > 60
+        assert worst_group_metric(logits, val.y, val.groups, "wga") > 60
 
     def test_needs_the_validation_groups_alone(
         self, toy_task: Task, make_context: MakeContext

@@ -114,7 +114,7 @@ class TestFit:
         assert fitted.partition is not None
         assert torch.equal(seen[0] % 2, selecting_task.train.y)
         assert torch.equal(seen[0] // 2, fitted.partition)
-        facts = fitted.facts["eiil"]
+        facts = fitted.details["eiil"]
         assert facts["inference"] == "adam"
         assert facts["agreement_with_closed_form"] > 0.9
         assert facts["environment_sizes"] == torch.bincount(fitted.partition).tolist()
@@ -123,7 +123,7 @@ class TestFit:
         self, selecting_task: Task, make_context: MakeContext
     ) -> None:
         config = replace(CONFIG, inference="closed_form")
-        facts = Eiil().fit(selecting_task, config, make_context()).facts["eiil"]
+        facts = Eiil().fit(selecting_task, config, make_context()).details["eiil"]
         assert (facts["inference"], facts["agreement_with_closed_form"]) == ("closed_form", 1.0)
 
     def test_reference_model_is_the_shared_erm_stage(
@@ -131,7 +131,7 @@ class TestFit:
     ) -> None:
         ctx = make_context()
         Eiil().fit(selecting_task, CONFIG, ctx)
-        assert [stage["name"] for stage in ctx.stage_records] == ["erm", "eiil-environments"]
+        assert [stage.name for stage in ctx.stage_costs] == ["erm", "eiil-environments"]
 
     def test_one_environment_is_a_failure_that_says_why(
         self, selecting_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch

@@ -16,15 +16,23 @@ from torch import Tensor
 
 import methods.exmap
 from bench.context import RunContext
-from bench.outcome import describe_partition
+from bench.evaluation import describe_partition
 from datasets.base import LoadedData, Task
 from datasets.errors import UsageError
 from methods.backbones import Classifier
 from methods.base import METHODS, Supervision, load_methods
 from methods.erm import ErmConfig, train_erm
-from methods.exmap import ExMap, ExMapConfig, HeatmapConfig, cluster, explain, find_clusters
+from methods.exmap import (
+    ExMap,
+    ExMapConfig,
+    HeatmapConfig,
+    canonical_form,
+    cluster,
+    explain,
+    find_clusters,
+    relevance,
+)
 from methods.presets import preset_config
-from methods.relevance import canonical_form, relevance
 from methods.retraining import retrain_head
 
 MakeContext = Callable[..., RunContext]
@@ -56,7 +64,7 @@ class TestHeatmaps:
         batch = toy_task.eval_transform(toy_task.val.images.batch(torch.arange(40)))
         maps = relevance(canonical_form(network), batch, 4.0).flatten(start_dim=1)
         torch.testing.assert_close(rows, maps / maps.abs().amax(dim=1, keepdim=True))
-        assert ctx.part.image_passes == 40
+        assert ctx.account.image_passes == 40
 
     @pytest.mark.parametrize("saves", [1, 2, 6, 7])
     def test_killed_run_goes_on_where_it_saved(
@@ -67,7 +75,7 @@ class TestHeatmaps:
         saves: int,
     ) -> None:
         """Six images a batch, a checkpoint every batch: seven checkpoints, the last of four."""
-        monkeypatch.setattr(methods.exmap, "batch_size_for", lambda transform: 6)
+        monkeypatch.setattr(methods.exmap, "heatmap_batch_size", lambda transform: 6)
         monkeypatch.setattr(methods.exmap, "SAVE_EVERY", 1)
         network = first_model(toy_task, make_context())
         whole = explain(network, toy_task, CONFIG, make_context("whole"))
@@ -96,7 +104,7 @@ class TestHeatmaps:
         resumed = explain(network, toy_task, CONFIG, ctx)
         assert torch.equal(resumed, whole)
         assert explained == [6, 6, 6, 6, 6, 6, 4]
-        assert ctx.part.image_passes == 40
+        assert ctx.account.image_passes == 40
 
 
 class TestCluster:
@@ -113,6 +121,8 @@ class TestCluster:
         assert found.count == 3
         assert adjusted_rand_score(truth, found.labels) == 1.0
 
+    @pytest.mark.slow  # with UMAP
+    @pytest.mark.xdist_group("umap")
     def test_kmeans_makes_as_many_as_it_is_told(self) -> None:
         points, truth = self.planted()
         config = HeatmapConfig(clusterer="kmeans", max_clusters=3)
@@ -156,14 +166,14 @@ class TestFit:
     def test_facts(self, toy_task: Task, make_context: MakeContext) -> None:
         ctx = make_context()
         fitted = ExMap().fit(toy_task, CONFIG, ctx)
-        facts = fitted.facts["exmap"]
+        facts = fitted.details["exmap"]
         assert 2 <= facts["clusters"][0] <= 4
         assert sum(facts["cluster_sizes"][0]) == 40
         assert len(facts["eigenvalues"][0]) == 7
-        assert fitted.facts["selection"]["rule"] == "held_out_worst_pseudo_group"
+        assert fitted.selection.rule == "held_out_worst_pseudo_group"
         sizes = torch.unique(fitted.partition, return_counts=True)[1].tolist()  # type: ignore[no-untyped-call]
-        assert fitted.facts["retraining"]["group_sizes"] == sizes
-        stages = [(stage["name"], stage["image_passes"]) for stage in ctx.stage_records]
+        assert fitted.details["retraining"]["group_sizes"] == sizes
+        stages = [(stage.name, stage.image_passes) for stage in ctx.stage_costs]
         assert stages == [("erm", 200), ("exmap-clusters", 40)]
 
     def test_only_the_last_layer_changes(self, toy_task: Task, make_context: MakeContext) -> None:
@@ -184,7 +194,7 @@ class TestFit:
         monkeypatch.setattr(methods.exmap, "cluster", noted)
         fitted = ExMap().fit(toy_task, replace(CONFIG, variant="local"), make_context())
         assert seen == [20, 20]
-        facts = fitted.facts["exmap"]
+        facts = fitted.details["exmap"]
         assert [sum(sizes) for sizes in facts["cluster_sizes"]] == [20, 20]
         assert fitted.partition is not None
         assert len(fitted.partition.unique()) == sum(facts["clusters"])
@@ -205,28 +215,28 @@ class TestFit:
         ExMap().fit(toy_task, CONFIG, make_context("one"))
         ctx = make_context("two")
         ExMap().fit(toy_task, replace(CONFIG, penalties=(0.5,), retrains=1), ctx)
-        assert [stage["reused"] for stage in ctx.stage_records] == [True, True]
+        assert [stage.reused for stage in ctx.stage_costs] == [True, True]
         ctx = make_context("three")
         ExMap().fit(toy_task, replace(CONFIG, gamma=1.0), ctx)
-        assert [stage["reused"] for stage in ctx.stage_records] == [True, False]
+        assert [stage.reused for stage in ctx.stage_costs] == [True, False]
         shutil.rmtree(tmp_path / "stages")
 
     def test_where_auroc_counts(self, toy_task: Task, make_context: MakeContext) -> None:
-        facts = ExMap().fit(replace(toy_task, metric="auroc"), CONFIG, make_context()).facts
-        assert 0 <= facts["selection"]["value"] <= 1
+        fitted = ExMap().fit(replace(toy_task, metric="auroc"), CONFIG, make_context())
+        assert fitted.selection is not None and 0 <= fitted.selection.value <= 1
 
     def test_partition_is_compared_with_the_groups_of_validation(
         self, toy_task: Task, toy_data: LoadedData, make_context: MakeContext
     ) -> None:
         fitted = ExMap().fit(toy_task, CONFIG, make_context())
         quality, table = describe_partition(fitted, toy_data)
-        assert quality["split"] == "val"
-        assert sum(quality["sizes"]) == len(table) == 40
+        assert quality.split == "val"
+        assert sum(quality.sizes) == len(table) == 40
         labels = toy_data.splits["val"].labels
         np.testing.assert_array_equal(table["id"], labels.ids)
         np.testing.assert_array_equal(table["group"], labels.groups)
         fitted.partition = labels.groups
-        assert describe_partition(fitted, toy_data)[0]["ami"] == pytest.approx(1.0)
+        assert describe_partition(fitted, toy_data)[0].ami == pytest.approx(1.0)
 
 
 def test_no_group_labels_are_asked_for() -> None:

@@ -20,7 +20,7 @@ from methods.groupdro import (
     GroupDroConfig,
     RobustLoss,
     _units,
-    drawn_evenly,
+    group_balanced_sampler,
     train_groupdro,
 )
 from methods.optimisation import TrainConfig
@@ -124,14 +124,14 @@ class TestLoss:
 class TestSampler:
     def test_groups_are_met_equally_often(self) -> None:
         groups = torch.tensor([0] * 9_000 + [1] * 900 + [2] * 100)
-        drawn = drawn_evenly(groups)(0, torch.Generator().manual_seed(0))
+        drawn = group_balanced_sampler(groups)(0, torch.Generator().manual_seed(0))
         assert len(drawn) == 10_000
         shares = torch.bincount(groups[drawn]) / 10_000
         assert shares.tolist() == pytest.approx([1 / 3] * 3, abs=0.02)
         assert len(drawn[groups[drawn] == 2].unique()) == 100  # all of a small group is used
 
     def test_follows_its_generator(self) -> None:
-        draw = drawn_evenly(torch.tensor([0, 0, 0, 1]))
+        draw = group_balanced_sampler(torch.tensor([0, 0, 0, 1]))
         one, same, other = (draw(0, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
         assert torch.equal(one, same)
         assert not torch.equal(one, other)
@@ -168,7 +168,7 @@ class TestTraining:
         groups = 5 * granted_task.train.y  # 0 and 5: the four between them have no samples
         config = replace(CONFIG, balanced=True, adjustment=1.0)
         fitted = train_groupdro(granted_task, groups, config, make_context(), "dro")
-        assert fitted.facts["robust_groups"] == [0, 5]
+        assert fitted.details["robust_groups"] == [0, 5]
         assert all(value.isfinite().all() for value in fitted.module.state_dict().values())
 
     def test_weights_survive_a_resume(
@@ -189,7 +189,7 @@ class TestTraining:
         self, granted_task: Task, make_context: MakeContext
     ) -> None:
         fitted = GroupDro().fit(granted_task, replace(CONFIG, balanced=True), make_context())
-        assert fitted.facts["selection"]["rule"] == "val_wga"
+        assert fitted.selection.rule == "val_wga"
         assert fitted.partition is None
 
 

@@ -10,11 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.context import RunContext, history_rows
+from bench.context import RunContext
 from datasets.base import Task
 from datasets.errors import UsageError
 from methods.backbones import Classifier
-from methods.jtt import EmptyErrorSet, Jtt, JttConfig, JudgedCrossEntropy, find_errors, with_copies
+from methods.jtt import (
+    EmptyErrorSet,
+    ErrorTrackingCrossEntropy,
+    Jtt,
+    JttConfig,
+    find_errors,
+    upsample_errors,
+)
 from methods.prediction import EvalImages, predict_with
 from methods.training import Batch, Training, shuffled
 
@@ -38,14 +45,14 @@ class TestErrorSet:
         """The wrong samples, not the right ones (a slip in BalancingGroups' first release)."""
         y = torch.tensor([0, 0, 0, 1, 1, 1, 0, 1, 0, 1])
         predicted = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 1, 1])
-        loss = JudgedCrossEntropy(10)
+        loss = ErrorTrackingCrossEntropy(10)
         index = torch.tensor([9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
         logits = torch.eye(2)[predicted[index]]
         loss(Fixed(logits), Batch(torch.zeros(10, 1), y[index], index))
         assert loss.wrong.nonzero()[:, 0].tolist() == [1, 4, 8]
 
     def test_the_last_judgement_counts(self) -> None:
-        loss = JudgedCrossEntropy(2)
+        loss = ErrorTrackingCrossEntropy(2)
         for predicted in ([1, 1], [0, 1]):
             batch = Batch(torch.zeros(2, 1), torch.tensor([0, 0]), torch.arange(2))
             loss(Fixed(torch.eye(2)[torch.tensor(predicted)]), batch)
@@ -62,16 +69,16 @@ class TestErrorSet:
             noted.last = logits.detach()  # type: ignore[attr-defined]
             return logits
 
-        judge = JudgedCrossEntropy.forward
+        judge = ErrorTrackingCrossEntropy.forward
 
-        def judged(self: JudgedCrossEntropy, model: nn.Module, batch: Batch) -> Tensor:
+        def judged(self: ErrorTrackingCrossEntropy, model: nn.Module, batch: Batch) -> Tensor:
             loss = judge(self, model, batch)
             wrong = noted.last.argmax(1) != batch.y  # type: ignore[attr-defined]
             said.update(zip(batch.index.tolist(), wrong.tolist(), strict=True))
             return loss
 
         monkeypatch.setattr(Classifier, "forward", noted)
-        monkeypatch.setattr(JudgedCrossEntropy, "forward", judged)
+        monkeypatch.setattr(ErrorTrackingCrossEntropy, "forward", judged)
         wrong = find_errors(selecting_task, CONFIG, make_context())
         assert wrong.tolist() == [said[i] for i in range(60)]
         assert 0 < int(wrong.sum()) < 60
@@ -100,7 +107,7 @@ class TestErrorSet:
         for t in (0, 2):
             ctx = make_context(f"t{t}")
             find_errors(selecting_task, replace(CONFIG, identification_epoch=t), ctx)
-            assert ctx.part.rows[-1]["epoch"] == t
+            assert ctx.account.rows[-1]["epoch"] == t
 
     def test_empty_error_set_is_a_failure_that_says_why(
         self, selecting_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
@@ -117,7 +124,7 @@ class TestCopies:
 
     @pytest.mark.parametrize("upweight", [0, 1, 20])
     def test_error_points_count_one_plus_lambda_times(self, upweight: int) -> None:
-        drawn = with_copies(10, self.wrong, upweight)(0, torch.Generator().manual_seed(0))
+        drawn = upsample_errors(10, self.wrong, upweight)(0, torch.Generator().manual_seed(0))
         assert len(drawn) == 10 + 2 * upweight
         expected = torch.ones(10, dtype=torch.long) + upweight * self.wrong
         assert torch.equal(torch.bincount(drawn, minlength=10), expected)
@@ -128,7 +135,7 @@ class TestCopies:
         states = []
         for name, sampler in (
             ("erm", shuffled(60)),
-            ("jtt", with_copies(60, torch.ones(60, dtype=torch.bool), 0)),
+            ("jtt", upsample_errors(60, torch.ones(60, dtype=torch.bool), 0)),
         ):
             ctx = make_context(name)
             model = small_networks(selecting_task, ctx, "net")
@@ -154,12 +161,14 @@ class TestSecondStage:
         """Every epoch of the configured number sees the same N + lambda |E| positions."""
         ctx = make_context()
         fitted = Jtt().fit(selecting_task, CONFIG, ctx)
-        errors = fitted.facts["jtt"]["errors"]
+        errors = fitted.details["jtt"]["errors"]
         assert fitted.partition is not None
         assert int(fitted.partition.sum()) == errors > 0
-        rows = [row for row in history_rows(ctx.part) if row["stage"] == "jtt"]
+        rows = [row for row in ctx.account.history() if row["stage"] == "jtt"]
         assert len(rows) == CONFIG.epochs
-        assert ctx.part.image_passes == CONFIG.epochs * (60 + 4 * errors + len(selecting_task.val))
+        assert ctx.account.image_passes == CONFIG.epochs * (
+            60 + 4 * errors + len(selecting_task.val)
+        )
 
     def test_starts_from_a_fresh_model(
         self,
@@ -195,11 +204,11 @@ class TestSecondStage:
         """SpuCo's scripts keep asking the first stage's network, so that no epoch ever wins."""
         ctx = make_context()
         fitted = Jtt().fit(selecting_task, replace(CONFIG, epochs=6, lr=0.001), ctx)
-        rows = [row for row in history_rows(ctx.part) if row["stage"] == "jtt"]
+        rows = [row for row in ctx.account.history() if row["stage"] == "jtt"]
         values = [row["selection"] for row in rows]
         assert len(set(values)) > 1
-        assert fitted.facts["selection"]["value"] == max(values)
-        assert fitted.facts["selection"]["epoch"] == values.index(max(values))
+        assert fitted.selection.value == max(values)
+        assert fitted.selection.epoch == values.index(max(values))
 
     def test_another_seed_has_a_first_stage_of_its_own(
         self, selecting_task: Task, make_context: MakeContext
@@ -207,6 +216,13 @@ class TestSecondStage:
         """SubpopBench takes the first stage of seed 0 for every seed."""
         sets = [find_errors(selecting_task, CONFIG, make_context(f"s{s}", seed=s)) for s in (0, 1)]
         assert not torch.equal(sets[0], sets[1])
+
+
+def test_quick_has_few_copies() -> None:
+    """With CMNIST's 500 copies a smoke run would pass 400,000 images."""
+    quick = replace(CONFIG, epochs=50, identification_epoch=9, upweight=500).quick()
+    assert (quick.epochs, quick.identification_epoch, quick.upweight) == (2, 1, 5)
+    assert replace(CONFIG, upweight=3).quick().upweight == 3
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bench.context import RunContext
-from bench.execute import Machine, execute
-from bench.plan import Request, expand
+from bench.job import Request, expand
+from bench.record import Status
+from bench.runner import RunOptions, run_job
 from datasets.base import GroupLabelsHidden, Task
 from datasets.config import build_config
 from datasets.standins import write
 from methods.backbones import Backbone
+from methods.base import Supervision
+from methods.nct.builder import FittedTree, TreeBuilder
 from methods.nct.config import NctConfig
 from methods.nct.depth import Proxy, choose_depth, pseudo_auroc, pseudo_wga, tolerance
-from methods.nct.method import FittedTree, Growth
 from methods.prediction import EvalImages, predict_with
 
 MakeContext = Callable[..., RunContext]
@@ -214,7 +216,7 @@ def small_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(spec: object, channels: int) -> Backbone:
         return Backbone(nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), 8)
 
-    monkeypatch.setattr("methods.nct.method.build_backbone", build)
+    monkeypatch.setattr("methods.nct.builder.build_backbone", build)
 
 
 TOY = NctConfig(
@@ -227,18 +229,18 @@ def val_logits(fitted: FittedTree, task: Task) -> Tensor:
 
 
 @pytest.mark.usefixtures("small_backbone")
-class TestInGrowth:
+class TestInBuilder:
     @pytest.mark.parametrize("definition", ["predicted", "routed"])
     def test_both_definitions_are_noted_and_one_is_used(
         self, toy_task: Task, make_context: MakeContext, definition: str
     ) -> None:
         config = build_config(NctConfig, {**vars(TOY), "pwga": definition}, "nct")
-        fitted = Growth(toy_task, config, make_context()).run()
+        fitted = TreeBuilder(toy_task, config, make_context()).run()
         y = toy_task.val.y
         first, *deeper = fitted.snapshots
         routed = 2 * y + (val_logits(first, toy_task).argmax(dim=1) != y).long()
         assert len(deeper) == 2
-        for noted, snapshot in zip(fitted.facts["nct"]["iterations"][1:], deeper, strict=True):
+        for noted, snapshot in zip(fitted.details["nct"]["iterations"][1:], deeper, strict=True):
             logits = val_logits(snapshot, toy_task)
             values = {
                 "predicted": pseudo_wga(logits, y, noted["t"]),
@@ -252,8 +254,8 @@ class TestInGrowth:
     def test_tolerance_is_noted_from_the_second_comparison_on(
         self, toy_task: Task, make_context: MakeContext
     ) -> None:
-        fitted = Growth(toy_task, TOY, make_context()).run()
-        first, second, third = fitted.facts["nct"]["iterations"]
+        fitted = TreeBuilder(toy_task, TOY, make_context()).run()
+        first, second, third = fitted.details["nct"]["iterations"]
         assert first["pwga2"] is first["n_worst"] is first["tolerance"] is None
         assert second["tolerance"] is None
         expected = tolerance(second["pwga2"], third["n_worst"], TOY.z)
@@ -262,8 +264,8 @@ class TestInGrowth:
     def test_selection_is_by_loss_first_and_by_proxy_later(
         self, toy_task: Task, make_context: MakeContext
     ) -> None:
-        fitted = Growth(toy_task, TOY, make_context()).run()
-        rules = [noted["trained"]["rule"] for noted in fitted.facts["nct"]["iterations"]]
+        fitted = TreeBuilder(toy_task, TOY, make_context()).run()
+        rules = [noted["trained"]["rule"] for noted in fitted.details["nct"]["iterations"]]
         assert rules == ["val_loss", "pwga2", "pwga2"]
 
 
@@ -281,18 +283,18 @@ def test_no_group_label_is_read(
     overrides = {"nct.depth_rule": "false", "nct.min_samples": "2"}
     request = Request(("nct",), (dataset,), (0,), digits_root, overrides=overrides, quick=True)
     job = expand(request)[0]
-    assert job.supervision == {"train_groups": False, "val_groups": False, "interpretable": True}
-    original, hidden = Growth.run, []
+    assert job.supervision == Supervision(interpretable=True)
+    original, hidden = TreeBuilder.run, []
 
-    def run(self: Growth) -> FittedTree:
+    def run(self: TreeBuilder) -> FittedTree:
         for split in (self.task.train, self.task.val):
             with pytest.raises(GroupLabelsHidden):
                 _ = split.groups
             hidden.append(split)
         return original(self)
 
-    monkeypatch.setattr(Growth, "run", run)
-    record = execute(job, Machine(digits_root, tmp_path), lambda progress: None)
-    assert record["status"] == "done", record["failure"]  # a read would have raised
+    monkeypatch.setattr(TreeBuilder, "run", run)
+    record = run_job(job, RunOptions(digits_root, tmp_path, isolate=False), lambda progress: None)
+    assert record.status is Status.DONE, record.failure  # a read would have raised
     assert len(hidden) == 2
-    assert [noted["t"] for noted in record["nct"]["iterations"]] == [1, 2, 3]
+    assert [noted["t"] for noted in record.details["nct"]["iterations"]] == [1, 2, 3]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from methods.backbones import Backbone
-from methods.nct.loss import NodeLoss, node_bce
+from methods.nct.builder import NodeLoss, node_bce
 from methods.nct.tree import Tree
 from methods.training import Batch
 

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from bench.execute import Machine, execute
-from bench.plan import Request, expand
+from bench.job import Request, expand
+from bench.record import Status
+from bench.runner import RunOptions, run_job
 from datasets import standins
 
 pytestmark = pytest.mark.slow
@@ -63,12 +64,12 @@ def test_grows_a_tree_above_chance(method: str, dataset: str, size: int, tmp_pat
     settings = {name.replace("nct.", f"{method}."): value for name, value in settings.items()}
     (job,) = expand(Request((method,), (dataset,), (100,), tmp_path, overrides=settings))
     results = tmp_path / "results"
-    record = execute(job, Machine(tmp_path, results), lambda progress: None)
-    assert record["status"] == "done", record.get("failure")
-    assert record["standin"]
+    record = run_job(job, RunOptions(tmp_path, results, isolate=False), lambda progress: None)
+    assert record.status is Status.DONE, record.failure
+    assert record.job.standin
 
     # The second iteration's nodes, by class: easy and hard.
-    second = torch.tensor(record["nct"]["iterations"][1]["node_counts"]).view(2, 2)
+    second = torch.tensor(record.details["nct"]["iterations"][1]["node_counts"]).view(2, 2)
     assert int(second.sum()) == size
     assert (second[:, 1] > 0).all(), f"a class has no hard samples: {second.tolist()}"
 
@@ -77,6 +78,6 @@ def test_grows_a_tree_above_chance(method: str, dataset: str, size: int, tmp_pat
     by_class = (test["pred"] == test["y"]).groupby(test["y"]).mean()
     assert by_class.mean() > 0.6
     if dataset == "isic":
-        assert record["metrics"]["test"]["auroc"] > 0.65
-    leaves = 2 ** (record["nct"]["chosen_iteration"] - 1)
+        assert record.test.get("auroc") > 0.65
+    leaves = 2 ** (record.details["nct"]["chosen_iteration"] - 1)
     assert (test["leaf"] // leaves == test["pred"]).all()

@@ -1,4 +1,4 @@
-"""NCT+: NCT to the last bit with its switches off, and what each switch does."""
+"""NCT+: NCT to the last bit with its switches off, what each switch does, and calibration."""
 
 from __future__ import annotations
 
@@ -7,29 +7,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
+from scipy.optimize import minimize
+from scipy.special import logsumexp
 from torch import Tensor, nn
 
-from bench.context import RunContext, history_rows
-from bench.execute import Machine, execute, load_data
-from bench.models import load_fitted
-from bench.plan import Request, expand
-from bench.store import Store
+from bench.context import RunContext
+from bench.job import Request, expand
+from bench.record import Status
+from bench.runner import RunOptions, load_data, run_job
 from datasets.base import Split, Task
 from datasets.errors import UsageError
 from datasets.standins import write
 from methods.backbones import Backbone
-from methods.nct.calibration import CalibratedTree, fit_calibration
+from methods.base import NetworkSpec
+from methods.metrics import class_scores
+from methods.nct.builder import Nct, NodeLoss
 from methods.nct.config import NctConfig
 from methods.nct.depth import cell_wga
-from methods.nct.fitted import FittedTree
-from methods.nct.loss import NodeLoss
-from methods.nct.method import Nct
-from methods.nct.mixing import MixedNodeLoss, sibling_mixture
-from methods.nct.plus import NctPlus, PlusConfig
-from methods.nct.tree import Tree
+from methods.nct.plus import (
+    CalibratedTree,
+    Calibration,
+    MixedNodeLoss,
+    NctPlus,
+    PlusConfig,
+    fit_calibration,
+    sibling_mixture,
+)
+from methods.nct.tree import FittedTree, Tree
 from methods.prediction import EvalImages, predict, predict_with
 from methods.training import Batch
 
@@ -47,6 +56,7 @@ SHARED: dict[str, Any] = {
 }
 OFF = PlusConfig(**SHARED, calibration="none", proxy="pwga2", ema=0.0, mixup=0.0)
 ON = PlusConfig(**SHARED, mixup=0.5)
+INF = float("inf")
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +69,7 @@ def small_backbone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
         body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
         return Backbone(body, 8)
 
-    monkeypatch.setattr("methods.nct.method.build_backbone", build)
+    monkeypatch.setattr("methods.nct.builder.build_backbone", build)
 
 
 def fit(task: Task, config: NctConfig, ctx: RunContext) -> FittedTree:
@@ -76,7 +86,7 @@ def val_outputs(fitted: FittedTree, task: Task) -> Tensor:
 def rows(ctx: RunContext) -> list[dict[str, Any]]:
     return [
         {k: v for k, v in r.items() if k not in ("seconds", "record")}
-        for r in history_rows(ctx.part)
+        for r in ctx.account.history()
     ]
 
 
@@ -92,7 +102,8 @@ class TestSwitches:
         ours, theirs = make_context("plus"), make_context("nct")
         plus, plain = fit(toy_task, OFF, ours), fit(toy_task, NctConfig(**SHARED), theirs)
         assert torch.equal(val_outputs(plus, toy_task), val_outputs(plain, toy_task))
-        assert plus.facts == plain.facts
+        assert plus.selection == plain.selection
+        assert plus.details == plain.details
         assert rows(ours) == rows(theirs)
 
     def test_first_iteration_is_always_ncts(
@@ -124,7 +135,7 @@ class TestSwitches:
         y = toy_task.val.y
         guess = val_outputs(first, toy_task).argmax(1)  # type: ignore[arg-type]
         outputs = val_outputs(second, toy_task)  # type: ignore[arg-type]
-        noted = fitted.facts["nct"]["iterations"][1]
+        noted = fitted.details["nct"]["iterations"][1]
         expected = cell_wga(outputs, y, guess, 2, 5, 10.0)
         assert noted["trained"]["rule"] == "cell_pwga"
         assert noted["cell_pwga"] == noted["trained"]["value"] == expected.value
@@ -245,7 +256,7 @@ class TestMixing:
         images = torch.randn(4, 1, 2, 2)
         partner, own = torch.tensor([1, 0, 3, 2]), torch.tensor([0.25, 1.0, 0.5, 0.0])
         monkeypatch.setattr(
-            "methods.nct.mixing.sibling_mixture", lambda labels, share: (partner, own)
+            "methods.nct.plus.sibling_mixture", lambda labels, share: (partner, own)
         )
         loss = MixedNodeLoss(labels, weights, 1.0, False, 0.5)(
             tree, Batch(images, labels // 2, torch.arange(4))
@@ -261,17 +272,121 @@ class TestMixing:
         assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
 
 
+def leaves(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Logits of three classes with two leaves each, of which the hard ones are far too low."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (count,), generator=generator)
+    hard = torch.randint(2, (count,), generator=generator)
+    logits = torch.randn(count, 6, generator=generator)
+    logits[torch.arange(count), 2 * y + hard] += 3.0
+    logits[:, ::2] += 4.0
+    return logits, y
+
+
+def accuracy(outputs: Tensor, y: Tensor) -> float:
+    return float((class_scores(outputs, 3).argmax(1) == y).double().mean())
+
+
+@pytest.mark.parametrize("merged", [(), (3,)])
+@pytest.mark.parametrize("penalty", [1e-4, 1e-2])
+def test_is_the_optimum_that_another_solver_finds(penalty: float, merged: tuple[int]) -> None:
+    logits, y = leaves(200)
+    logits[:, list(merged)] = -INF
+    kept = [leaf for leaf in range(6) if leaf not in merged]
+    values, truth = logits.double().numpy(), y.numpy()
+
+    def loss(parameters: np.ndarray) -> float:
+        bias, log_scale = parameters[:6], parameters[6]
+        scores = np.stack(
+            [
+                logsumexp(
+                    np.exp(log_scale) * values[:, own] + bias[own],
+                    axis=1,
+                )
+                for own in ([leaf for leaf in kept if leaf // 2 == c] for c in range(3))
+            ],
+            axis=1,
+        )
+        right = scores[np.arange(len(truth)), truth]
+        size = (parameters**2).sum()
+        return float((logsumexp(scores, axis=1) - right).mean() + penalty * size)
+
+    found = fit_calibration(logits, y, 3, penalty)
+    ours = np.append(found.bias.double().numpy(), float(found.scale.double().log()))
+    theirs = minimize(loss, np.zeros(7), method="BFGS", options={"gtol": 1e-8})
+    assert loss(ours) == pytest.approx(theirs.fun, abs=1e-6)
+    np.testing.assert_allclose(ours, theirs.x, atol=0.02)
+    assert all(ours[leaf] == 0 for leaf in merged)
+
+
+def test_lifts_leaves_that_were_too_low() -> None:
+    logits, y = leaves(2000)
+    calibration = fit_calibration(logits, y, 3, 1e-4)
+    easy, hard = calibration.bias.view(3, 2).unbind(dim=1)
+    assert bool((hard > easy + 1.0).all())
+    fresh, truth = leaves(2000, seed=1)
+    assert accuracy(calibration(fresh), truth) > accuracy(fresh, truth) + 0.1
+
+
+def test_class_comes_first_and_then_the_raw_leaf() -> None:
+    """Raw, leaf 0 wins. Calibrated, class 1 does, and there by leaf 3; but leaf 2 is raw higher."""
+    calibration = Calibration(torch.tensor([0.0, 0.0, 0.0, 9.0]), torch.tensor(1.0), 2)
+    raw = torch.tensor([[5.0, 1.0, 3.0, 2.0]])
+    outputs = calibration(raw)
+    assert int(raw.argmax()) == 0
+    assert int((raw + calibration.bias).argmax()) == 3
+    assert int(outputs.argmax()) == 2
+
+
+def test_outputs_by_hand() -> None:
+    calibration = Calibration(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor(2.0), 2)
+    outputs = calibration(torch.tensor([[0.0, 0.5, 2.0, -INF]]))
+    first = np.log(np.exp(1.0) + np.exp(1.0))  # 2 * 0 + 1 and 2 * 0.5 + 0
+    assert outputs[0, :3].tolist() == pytest.approx([first - 0.5, first, 4.0])
+    assert float(outputs[0, 3]) == -INF
+    assert class_scores(outputs, 2)[0].tolist() == pytest.approx([first, 4.0])
+
+
+def test_ends_where_the_classes_are_told_apart_without_an_error() -> None:
+    y = torch.arange(40) % 2
+    found = fit_calibration(8.0 * torch.eye(2)[y].repeat_interleave(2, dim=1), y, 2, 1e-4)
+    assert bool(found.bias.isfinite().all())
+    assert 0 < float(found.scale) < 100
+
+
+def test_calibrated_tree_is_the_tree_and_then_the_calibration() -> None:
+    torch.manual_seed(0)
+    tree = Tree(Backbone(nn.Linear(4, 8), 8), 2)
+    for _ in range(2):
+        tree.grow(4, 0.0, "asymmetric", False)
+    tree.leaves.active[3] = False
+    tree.eval()
+    calibration = Calibration(torch.randn(4), torch.tensor(0.7), 2)
+    images = torch.randn(5, 4)
+    calibrated = CalibratedTree(tree, calibration)
+    assert torch.equal(calibrated(images), calibration(tree(images)))
+    assert calibrated.depth == 2
+    assert set(calibrated.state_dict()) - set(tree.state_dict()) == {
+        "calibration.bias",
+        "calibration.scale",
+    }
+
+
 def test_kept_model_predicts_as_the_run_did(tmp_path: Path) -> None:
     root = tmp_path / "data"
     write("mnist", root, size=300)
     (job,) = expand(Request(("nct_plus",), ("cmnist",), (100,), root, quick=True))
-    record = execute(job, Machine(root, tmp_path, keep_models=True), lambda progress: None)
-    assert record["status"] == "done"
-    assert "bias" in record["nct"]["iterations"][1]["calibration"]
-    fitted, _ = load_fitted(Store(tmp_path), job.run_id)
+    options = RunOptions(root, tmp_path, keep_models=True, isolate=False)
+    record = run_job(job, options, lambda progress: None)
+    assert record.status is Status.DONE, record.failure
+    assert "bias" in record.details["nct"]["iterations"][1]["calibration"]
+    data = load_data(job, root)
+    spec = NetworkSpec(job.backbone(), data.facts.channels, data.facts.codes)
+    weights = load_file(tmp_path / "runs" / job.run_id / "model.safetensors")
+    fitted = NctPlus().load_fitted(spec, job.method_config(), weights)
     assert isinstance(fitted, FittedTree)
     assert isinstance(fitted.tree, CalibratedTree) == (fitted.tree.depth > 1)
-    data = load_data(job, root)
+    assert len(fitted.leaf_names()) == len(fitted.tree.leaves.active)
     val = EvalImages(data.splits["val"].images, data.facts.eval_transform)
     kept = pd.read_parquet(tmp_path / "runs" / job.run_id / "predictions.parquet")
     kept = kept[kept["split"] == "val"]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from bench.context import RunContext
 from datasets.base import Task
 from methods.backbones import Backbone
+from methods.nct.builder import TreeBuilder, _new_heads_only
 from methods.nct.config import NctConfig
-from methods.nct.method import Growth, _new_heads_only
 from methods.nct.routing import RoutingImages, predicted_leaves, route
 from methods.nct.tree import Tree
 from methods.prediction import EvalImages, predict_with
@@ -105,18 +105,18 @@ class TestEmptyNodes:
     def test_are_inactive_and_so_is_all_below_them(
         self, toy_task: Task, make_context: MakeContext
     ) -> None:
-        growth = Growth(toy_task, NctConfig(hidden=4), make_context())
+        builder = TreeBuilder(toy_task, NctConfig(hidden=4), make_context())
         tree = toy_tree(1)
         labels = toy_task.train.y
         wrong = torch.arange(60) % 10 == 1  # six samples, all of class 1
         routed = route(labels, torch.where(wrong, 1 - labels, labels), 2, smallest=20)
         assert routed.counts.tolist() == [30, 0, 30, 0]
-        growth._grow(tree, routed.counts)
+        builder._grow(tree, routed.counts)
         assert tree.leaves.active.tolist() == [True, False, True, False]
         guesses = torch.arange(60) // 2 % 4
         routed = route(routed.labels, guesses, 4, smallest=0)
         assert (routed.counts > 0).tolist() == [True, True, False, False, True, True, False, False]
-        growth._grow(tree, routed.counts)
+        builder._grow(tree, routed.counts)
         assert torch.equal(tree.leaves.active, routed.counts > 0)
         leaves = predict_with(tree, EvalImages(toy_task.val.images, toy_task.eval_transform))
         assert not torch.isin(leaves.argmax(dim=1), torch.tensor([2, 3, 6, 7])).any()
@@ -139,7 +139,7 @@ class TestPrediction:
         assert all(torch.equal(value, after[name]) for name, value in state.items())
         tree.eval()
         assert torch.equal(predicted, predicted_leaves(tree, toy_task, ctx, images))
-        assert ctx.part.image_passes == 2 * len(toy_task.train)
+        assert ctx.account.image_passes == 2 * len(toy_task.train)
 
     def test_clean_images_are_those_of_the_evaluation(
         self, toy_task: Task, make_context: MakeContext

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from bench.context import RunContext
 from datasets.base import Task
 from methods.backbones import Backbone
-from methods.nct.config import NctConfig
-from methods.nct.loss import NodeLoss
-from methods.nct.method import Growth
-from methods.nct.sampling import Strategy, node_sampler, node_size, node_weights
+from methods.nct.builder import NodeLoss, TreeBuilder, node_sampler, node_size, node_weights
+from methods.nct.config import NctConfig, Strategy
 from methods.nct.tree import Tree
 from methods.training import Training
 
@@ -105,11 +103,11 @@ class TestDraws:
         assert blocks > 8
 
 
-def toy_growth(task: Task, ctx: RunContext, strategy: Strategy) -> Growth:
+def toy_builder(task: Task, ctx: RunContext, strategy: Strategy) -> TreeBuilder:
     config = NctConfig(
         hidden=4, epochs=(1, 2), phase1_ratio=(0.0, 0.5), sampling=strategy, weight_cap=2.5
     )
-    return Growth(task, config, ctx)
+    return TreeBuilder(task, config, ctx)
 
 
 @pytest.fixture
@@ -122,7 +120,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> list[NodeLoss]:
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr("methods.nct.method.NodeLoss", Noted)
+    monkeypatch.setattr("methods.nct.builder.NodeLoss", Noted)
     return made
 
 
@@ -130,13 +128,13 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> list[NodeLoss]:
 def epochs(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The training positions of every epoch."""
     indices: list[Tensor] = []
-    original = Training.batches
+    original = Training._batches
 
     def noted(self: Training, parts: list[Tensor]) -> Any:
         indices.append(torch.cat(parts))
         return original(self, parts)
 
-    monkeypatch.setattr(Training, "batches", noted)
+    monkeypatch.setattr(Training, "_batches", noted)
     return indices
 
 
@@ -144,18 +142,18 @@ class TestInTraining:
     FIRST = torch.arange(60) // 50  # 50 and 10 samples
     SECOND = 2 * FIRST + (torch.arange(60) % 10 < 4)  # 30, 20, 6 and 4
 
-    def train(self, growth: Growth) -> None:
+    def train(self, builder: TreeBuilder) -> None:
         torch.manual_seed(0)
         tree = Tree(Backbone(nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), 8), 2)
         for labels in (self.FIRST, self.SECOND):
             counts = torch.bincount(labels)
-            growth._grow(tree, counts)
-            growth._train(tree, labels, counts)
+            builder._grow(tree, counts)
+            builder._train(tree, labels, counts)
 
     def test_weights_are_uniform_at_first_and_by_node_later(
         self, toy_task: Task, make_context: MakeContext, losses: list[NodeLoss]
     ) -> None:
-        self.train(toy_growth(toy_task, make_context(), "class_weights"))
+        self.train(toy_builder(toy_task, make_context(), "class_weights"))
         first, *later = (loss.weights.tolist() for loss in losses)
         assert first == [1.0, 1.0]
         assert len(later) == 2
@@ -166,7 +164,7 @@ class TestInTraining:
     def test_resampled_nodes_are_not_weighted_too(
         self, toy_task: Task, make_context: MakeContext, losses: list[NodeLoss], strategy: Strategy
     ) -> None:
-        self.train(toy_growth(toy_task, make_context(), strategy))
+        self.train(toy_builder(toy_task, make_context(), strategy))
         assert len(losses) == 3
         assert all((loss.weights == 1).all() for loss in losses)
 
@@ -187,6 +185,6 @@ class TestInTraining:
         lengths: list[int],
     ) -> None:
         """Geometric means: sqrt(50 * 10) = 22.4 and (30 * 20 * 6 * 4) ** (1 / 4) = 11.0."""
-        self.train(toy_growth(toy_task, make_context(), strategy))
+        self.train(toy_builder(toy_task, make_context(), strategy))
         assert [len(index) for index in epochs] == lengths
         assert epochs[1].tolist() != epochs[2].tolist()

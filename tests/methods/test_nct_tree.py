@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from methods.backbones import Backbone
 from methods.metrics import class_scores
-from methods.nct.method import _new_heads_only
+from methods.nct.builder import _new_heads_only
 from methods.nct.tree import HeadKinds, Heads, Tree, class_of, path_name
 
 PIXELS, FEATURES, HIDDEN, BATCH = 5, 6, 4, 9

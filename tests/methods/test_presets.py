@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from datasets.catalogue import DATASETS
+from datasets.catalogue import load_datasets
 from datasets.config import as_plain
 from datasets.errors import UsageError
 from methods.base import METHODS, load_methods
 from methods.erm import Erm
 from methods.optimisation import TrainConfig
-from methods.presets import preset_config, preset_values, read_presets
+from methods.presets import has_preset, preset_config, preset_values, read_presets
 
 load_methods()
 ERM = METHODS["erm"]
 assert isinstance(ERM, Erm)
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("dataset", load_datasets())
 def test_every_table_belongs_to_a_method_and_builds_a_config(dataset: str) -> None:
     presets = read_presets(dataset)
     assert presets and set(presets) <= set(METHODS)
@@ -68,5 +69,14 @@ def test_unknown_preset_is_refused() -> None:
 
 
 def test_dataset_without_presets_leaves_the_defaults() -> None:
-    assert preset_values(ERM, "somebody_elses") == {}
-    assert preset_config(ERM, "somebody_elses") == ERM.config_type()
+    assert not has_preset(ERM, "another_dataset")
+    assert preset_values(ERM, "another_dataset") == {}
+    assert preset_config(ERM, "another_dataset") == ERM.config_type()
+
+
+def test_whether_a_method_has_a_preset(tmp_path: Path) -> None:
+    assert has_preset(ERM, "umnist")
+    assert not has_preset(ERM, "umnist", "tuned", folder=tmp_path)
+    (tmp_path / "erm-umnist.toml").write_text('[erm]\nlr = { value = 0.1, source = "a study" }\n')
+    assert has_preset(ERM, "umnist", "tuned", folder=tmp_path)
+    assert not has_preset(ERM, "umnist", "tuned", folder=tmp_path, quick=True)

@@ -14,13 +14,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 
-from bench.spent import Spent
+from bench.process import CpuClock
 from datasets.errors import UsageError
 from methods.logistic import (
     TOLERANCE,
-    Fit,
     Floats,
     Ints,
+    LogisticFit,
     Samples,
     Standardiser,
     fit_layer,
@@ -184,11 +184,11 @@ class TestCores:
     """More cores change nothing, not even the last bit."""
 
     @staticmethod
-    def fits(samples: Samples, count: int) -> list[Fit]:
+    def fits(samples: Samples, count: int) -> list[LogisticFit]:
         """Fits of all kinds: each on rows, at a penalty and from a seed of its own."""
         drawn = [np.random.default_rng(seed).permutation(300)[:200] for seed in range(count)]
         return [
-            Fit(rows, Standardiser.of(samples.features[rows]), (0.1, 1.0)[seed % 2], seed)
+            LogisticFit(rows, Standardiser.of(samples.features[rows]), (0.1, 1.0)[seed % 2], seed)
             for seed, rows in enumerate(drawn)
         ]
 
@@ -204,9 +204,11 @@ class TestCores:
         alone = fit_layers(samples, fits)
         assert len(alone) == count
         assert len({layer[0].tobytes() for layer in alone}) == count, "fits are not told apart"
-        here: list[Fit] = []
-        own = Fit.layer
-        monkeypatch.setattr(Fit, "layer", lambda fit, seen: (here.append(fit), own(fit, seen))[1])
+        here: list[LogisticFit] = []
+        own = LogisticFit.layer
+        monkeypatch.setattr(
+            LogisticFit, "layer", lambda fit, seen: (here.append(fit), own(fit, seen))[1]
+        )
         shared = fit_layers(samples, fits, cores)
         assert list(map(id, here)) == list(map(id, fits[::cores])), "helpers did not do their share"
         for (weights, intercepts), (others, other) in zip(alone, shared, strict=True):
@@ -236,9 +238,9 @@ class TestCores:
         fit_layers(samples, fits)
         spent = []
         for cores in (1, 2):
-            before = Spent.now()
+            before = CpuClock.now()
             fit_layers(samples, fits, cores)
-            spent.append((Spent.now() - before).cpu)
+            spent.append((CpuClock.now() - before).cpu)
         assert spent[1] > 2 * spent[0]
 
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.context import RunContext, history_rows
+from bench.context import RunContext
 from datasets.base import Task
 from methods.optimisation import TrainConfig
 from methods.prediction import EvalImages, predict_with
 from methods.selection import Selection
-from methods.training import Batch, CrossEntropy, NonFiniteLoss, Trained, Training
+from methods.training import Batch, CrossEntropy, NonFiniteLoss, Selected, Training
 
 MakeContext = Callable[..., RunContext]
 QUICK = TrainConfig(epochs=4, batch_size=16, lr=0.05)
@@ -35,7 +35,7 @@ def normalised() -> nn.Sequential:
 
 
 def rows(ctx: RunContext, column: str) -> list[Any]:
-    return [row[column] for row in history_rows(ctx.part)]
+    return [row[column] for row in ctx.account.history()]
 
 
 def scripted(values: list[float]) -> Selection:
@@ -64,7 +64,7 @@ def test_loss_goes_down(toy_task: Task, make_context: MakeContext) -> None:
     assert len(losses) == trained.epochs_run == 12
     assert losses[-1] < 0.5 * losses[0]
     assert trained.value > 90
-    assert ctx.part.image_passes == 12 * (len(toy_task.train) + len(toy_task.val))
+    assert ctx.account.image_passes == 12 * (len(toy_task.train) + len(toy_task.val))
 
 
 def test_non_finite_loss_names_epoch_and_rate(toy_task: Task, make_context: MakeContext) -> None:
@@ -98,7 +98,7 @@ def test_patience_stops_early_and_keeps_the_best(toy_task: Task, make_context: M
     trained = Training(
         model, toy_task, config, make_context(), select=Selection("scripted", score)
     ).run()
-    assert trained == Trained("scripted", 3.0, epoch=1, epochs_run=5)
+    assert trained == Selected("scripted", 3.0, epoch=1, epochs_run=5)
     assert torch.equal(outputs_of(model, toy_task), seen[1])
     assert not torch.equal(seen[1], seen[4])
 
@@ -229,7 +229,7 @@ def test_sampler_may_repeat(toy_task: Task, make_context: MakeContext) -> None:
     # Each repetition is augmented anew.
     first = objective.batches[0].images
     assert not torch.equal(first[0], first[1]) or not torch.equal(first[1], first[2])
-    assert ctx.part.image_passes == 2 * (6 + len(toy_task.val))
+    assert ctx.account.image_passes == 2 * (6 + len(toy_task.val))
 
 
 def test_every_sample_is_visited_once_in_another_order(
@@ -276,6 +276,37 @@ def test_set_mode_can_keep_parts_frozen(toy_task: Task, make_context: MakeContex
     modes.clear()
     assert train("free").any()
     assert set(modes) == {(True, True)}
+
+
+class TestProgress:
+    CONFIG = TrainConfig(epochs=2, batch_size=20, lr=0.01)  # three steps an epoch
+
+    def reports(self, task: Task, ctx: RunContext, **where: object) -> list[dict[str, Any]]:
+        seen: list[dict[str, Any]] = []
+        ctx._progress = lambda values: seen.append(dict(values))
+        Training(linear(), task, self.CONFIG, ctx, name="net", where=where).run()
+        return seen
+
+    def test_short_epochs_report_their_end_alone(
+        self, toy_task: Task, make_context: MakeContext
+    ) -> None:
+        seen = self.reports(toy_task, make_context(), phase=2)
+        assert [(row["stage"], row["epoch"], row["epochs"], row["phase"]) for row in seen] == [
+            ("net", 1, 2, 2),
+            ("net", 2, 2, 2),
+        ]
+        assert all("step" not in row and row["rule"] == "val_avg" for row in seen)
+
+    def test_long_epochs_report_their_steps(
+        self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Inside an epoch `epoch` counts those that are finished."""
+        clock = iter(range(0, 1000, 6))  # six seconds between two looks at it
+        monkeypatch.setattr("methods.training.time.monotonic", lambda: next(clock))
+        seen = self.reports(toy_task, make_context())
+        within = [(row["epoch"], row["step"], row["steps"]) for row in seen if "step" in row]
+        assert within == [(0, 2, 3), (1, 2, 3)]
+        assert all("selection" not in row for row in seen if "step" in row)
 
 
 def test_no_step_waits_for_the_device(toy_task: Task, make_context: MakeContext) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.context import RunContext, history_rows
+from bench.context import RunContext
 from datasets.base import Task
 from methods.optimisation import TrainConfig
 from methods.training import Batch, CrossEntropy, Training
@@ -65,10 +65,10 @@ def test_resumed_training_is_bit_identical(
 
         ctx.save = save_or_die  # type: ignore[method-assign]
         trained = training.run()
-        table = [{k: v for k, v in row.items() if k != "seconds"} for row in history_rows(ctx.part)]
+        table = [{k: v for k, v in row.items() if k != "seconds"} for row in ctx.account.history()]
         for row in table:
             del row["record"]
-        return trained, model.state_dict(), table, ctx.part.image_passes, len(executed)
+        return trained, model.state_dict(), table, ctx.account.image_passes, len(executed)
 
     whole = train("whole")
     with pytest.raises(Killed):
@@ -91,11 +91,10 @@ def test_objective_state_survives_a_resume(toy_task: Task, make_context: MakeCon
             return super().forward(model, batch)
 
     config = TrainConfig(epochs=2, batch_size=30, lr=0.01)
-    first = Training(one_layer(), toy_task, config, make_context(), objective=Counting())
-    first.run()
-    again = Training(one_layer(), toy_task, config, make_context(), objective=Counting())
-    again.run()
-    assert float(again.loss.steps) == float(first.loss.steps) == 4
+    first, again = Counting(), Counting()
+    for objective in (first, again):
+        Training(one_layer(), toy_task, config, make_context(), objective=objective).run()
+    assert float(again.steps) == float(first.steps) == 4
 
 
 def test_global_randomness_is_left_alone(toy_task: Task, make_context: MakeContext) -> None:

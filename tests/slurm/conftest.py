@@ -23,9 +23,8 @@ from dataclasses import dataclass
 
 import torch
 
-from methods.backbones import build_classifier
+from methods.backbones import FittedClassifier, build_classifier
 from methods.base import Method, register
-from methods.classifier import FittedClassifier
 from methods.optimisation import TrainConfig
 from methods.training import Training
 
@@ -54,7 +53,7 @@ class Loss(torch.nn.Module):
 class Slow(Method):
     def fit(self, task, config, ctx):
         trouble = dict(entry.split(":") for entry in config.trouble)
-        kind = trouble.get(str(ctx.scope.seed))
+        kind = trouble.get(str(ctx.settings.seed))
         if kind == "error":
             raise RuntimeError("made to fail")
         if kind == "memory":
@@ -62,7 +61,7 @@ class Slow(Method):
         if kind == "die":
             os.kill(os.getpid(), 9)
         if kind == "once":  # fails the first time, and leaves a note of it
-            note = ctx.scope.stages / f"tried-{ctx.scope.run_id}"
+            note = ctx.settings.stages / f"tried-{ctx.settings.run_id}"
             if not note.exists():
                 note.parent.mkdir(exist_ok=True)
                 note.touch()
@@ -75,7 +74,7 @@ class Slow(Method):
 
         loss = Loss(kind == "diverge")
         training = Training(model, task, config, ctx, name="slow", sampler=order, objective=loss)
-        return FittedClassifier(model, {"selection": training.run().as_facts()})
+        return FittedClassifier(model, selection=training.run())
 
     def search_space(self, trial, task):
         return SlowConfig(lr=trial.suggest_float("lr", 1e-2, 1e-1, log=True))

@@ -60,7 +60,7 @@ class Desk:
         return self.bench(*self.grid(*words, profile=profile), code=code)
 
     def grid(self, *words: object, profile: Path | None = None) -> list[object]:
-        """Give the words of a run command."""
+        """Return the words of a run command."""
         places = ["--data-root", self.digits, "--results", self.results]
         return ["run", *words, *places, *(["--cluster", profile] if profile else [])]
 
@@ -77,14 +77,14 @@ class Desk:
 
     @contextmanager
     def nothing_starts(self) -> Iterator[None]:
-        """Let jobs be queued, but not started."""
+        """Keep jobs in the queue: none is started."""
         for state in ("DOWN", "UP"):
             self.slurm("scontrol", "update", "PartitionName=main", f"State={state}")
             if state == "DOWN":
                 yield
 
     def status(self) -> dict[str, Any]:
-        """Give what `bench status` says."""
+        """Return what `bench status` says."""
         out, _ = self.bench("status", "--results", self.results, "--json")
         content: dict[str, Any] = json.loads(out)
         return content
@@ -100,7 +100,7 @@ class Desk:
         return [json.loads(path.read_text()) for path in paths]
 
     def progress(self) -> dict[str, int]:
-        """Give the epoch of every run that is not done."""
+        """Return the epoch of every run that is not done."""
         found = {}
         for path in self.results.glob("work/*/progress.json"):
             try:

@@ -7,6 +7,8 @@ import os
 import random
 import signal
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -41,23 +43,45 @@ def processes() -> dict[int, tuple[int, list[str]]]:
     return found
 
 
-def tasks_and_workers(desk: Desk) -> tuple[list[int], list[int]]:
-    """Find the processes of this desk's tasks, and their worker processes."""
-    known = processes()
-    folder = f"{desk.results}/launches"
-    tasks = [
-        number
-        for number, (_, words) in known.items()
-        if "submitit.core._submit" in words
-        and not words[0].endswith("srun")
-        and any(word.startswith(folder) for word in words)
-    ]
-    workers = [
-        number
-        for number, (parent, words) in known.items()
-        if parent in tasks and any("spawn_main" in word for word in words)
-    ]
-    return tasks, workers
+@dataclass(frozen=True)
+class Tree:
+    """The processes of a desk's tasks: each task has a fork server, that its workers, each a fit.
+
+    Attributes:
+        fits: of each worker that has started one, by the worker.
+    """
+
+    tasks: tuple[int, ...]
+    servers: tuple[int, ...]
+    workers: tuple[int, ...]
+    fits: Mapping[int, int]
+
+    @staticmethod
+    def of(desk: Desk) -> Tree:
+        """Look at what runs now."""
+        known, folder = processes(), f"{desk.results}/launches"
+        tasks = tuple(
+            number
+            for number, (_, words) in known.items()
+            if "submitit.core._submit" in words
+            and not words[0].endswith("srun")
+            and any(word.startswith(folder) for word in words)
+        )
+        forked = {n: parent for n, (parent, words) in known.items() if is_forked(words)}
+        servers = tuple(number for number, parent in forked.items() if parent in tasks)
+        workers = tuple(number for number, parent in forked.items() if parent in servers)
+        fits = {parent: number for number, parent in forked.items() if parent in workers}
+        return Tree(tasks, servers, workers, fits)
+
+    def victims(self, rng: random.Random) -> list[int]:
+        """Return every task, and of every run the worker or its fit."""
+        each = [rng.choice([worker, self.fits.get(worker, worker)]) for worker in self.workers]
+        return [*self.tasks, *each]
+
+
+def is_forked(words: list[str]) -> bool:
+    """Return whether a process is a fork server or comes from one: they all look like it."""
+    return any("multiprocessing.forkserver" in word for word in words)
 
 
 def test_scontrol_requeue(desk: Desk, uninterrupted: Path) -> None:
@@ -66,7 +90,7 @@ def test_scontrol_requeue(desk: Desk, uninterrupted: Path) -> None:
     (launch,) = desk.launches()
     with desk.nothing_starts():
         desk.slurm("scontrol", "requeue", launch["arrays"][0]["job"])
-        wait_until(lambda: tasks_and_workers(desk) == ([], []))
+        wait_until(lambda: Tree.of(desk) == Tree((), (), (), {}))
         found = wait_until(lambda: (now := desk.status())["running"] == 0 and now)
     assert [run["status"] for run in found["runs"]] == ["preempted"]
     assert found["queued"] == 1
@@ -77,12 +101,14 @@ def test_scontrol_requeue(desk: Desk, uninterrupted: Path) -> None:
     assert_same_results(desk.results, uninterrupted, list(desk.records()))
 
 
-@pytest.mark.parametrize("victim", ["task", "worker"])
+@pytest.mark.parametrize("victim", ["task", "server", "worker", "fit"])
 def test_kill_9(desk: Desk, uninterrupted: Path, victim: str) -> None:
     launcher = desk.start(*desk.grid(*ONE, *PACED, "--wait", profile=desk.profile()))
     wait_until(lambda: max(desk.progress().values(), default=0) >= 3)
-    (task,), (worker,) = tasks_and_workers(desk)
-    os.kill(task if victim == "task" else worker, signal.SIGKILL)
+    tree = Tree.of(desk)
+    ((task,), (server,), (worker,)), fit = (tree.tasks, tree.servers, tree.workers), tree.fits
+    victims = {"task": task, "server": server, "worker": worker, "fit": fit[worker]}
+    os.kill(victims[victim], signal.SIGKILL)
     _, err = launcher.communicate()
     assert launcher.returncode == 0, err
     assert_same_results(desk.results, uninterrupted, list(desk.records()))
@@ -140,8 +166,7 @@ def test_twenty_random_kills_lose_nothing(desk: Desk, uninterrupted: Path) -> No
         if len(done) == 4:  # start over, as the kills are what this is about
             done.clear()
             desk.run(*grid, "--rerun", "always", profile=profile)
-        tasks, workers = tasks_and_workers(desk)
-        if alive := [*tasks, *workers]:
+        if alive := Tree.of(desk).victims(rng):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rng.choice(alive), signal.SIGKILL)
                 kills += 1

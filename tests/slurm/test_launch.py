@@ -85,10 +85,10 @@ def test_packed_runs_share_a_task_and_a_shared_stage_is_made_once(desk: Desk) ->
     grid = ("--methods", "erm,dfr", "--datasets", "cmnist", "--seeds", "2", "--quick")
     desk.run(*grid, "--wait", profile=desk.profile(pack=2))
     (launch,) = desk.launches()
-    makers, waiting = launch["arrays"]
-    assert [len(task) for task in makers["tasks"]] == [2]
-    assert sorted(makers["makes"].values()) == [0, 0]
-    assert waiting["after"] == [makers["job"]]
+    producing, waiting = launch["arrays"]
+    assert [len(task) for task in producing["tasks"]] == [2]
+    assert sorted(producing["produces"].values()) == [0, 0]
+    assert waiting["depends_on"] == [producing["job"]]
     assert [len(task) for task in waiting["tasks"]] == [2]
     for record in desk.records().values():
         erm = next(stage for stage in record["stages"] if stage["name"] == "erm")
@@ -131,7 +131,7 @@ def test_cancel_and_lost_tasks(desk: Desk) -> None:
     desk.bench("cancel", first, "--results", desk.results)
     failure = desk.records()[first]["failure"]
     assert failure["kind"] == "cancelled"
-    # One that SLURM drops without our doing is found by whoever looks next.
+    # One that SLURM drops without our doing is found by the next look.
     desk.slurm("scancel", "--user", "root")
     wait_until(lambda: not desk.slurm("squeue", "--noheader"))
     assert desk.status()["failed"] == 3

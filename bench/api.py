@@ -1,0 +1,671 @@
+"""The library: what `import bench` offers, and what the command line calls.
+
+A request becomes jobs once, the store is looked at once, what is missing is launched, and the same
+`Grid` describes it before and after.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+
+from bench.cost import ExpectedCost, cost_key, expected_totals, stage_seconds
+from bench.job import (
+    FIRST_DEVELOPMENT_SEED,
+    Job,
+    Request,
+    expand,
+    locate,
+    parse_names,
+    parse_seeds,
+    require_weights,
+)
+from bench.launch import launch
+from bench.launch.profile import read_profile
+from bench.launch.queue import submitted_runs
+from bench.record import Record, Status
+from bench.resources import PUBLISHED_TABLE, published_folder
+from bench.runner import RunOptions, run_job
+from bench.store import RunStatus, Store
+from datasets.catalogue import get_dataset, load_datasets
+from datasets.errors import BenchError, DataMissing, UsageError
+from datasets.fetch import default_data_root, get_command
+from methods.base import Fitted, NetworkSpec, get_method, load_methods
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+    from bench.tuning.summary import Summary
+    from datasets.base import Facts
+
+Names = str | Sequence[str]
+Seeds = int | str | Sequence[int]
+Rerun = Literal["missing", "failed", "always", "never"]
+RERUN: tuple[Rerun, ...] = ("missing", "failed", "always", "never")
+Log = Callable[[str], None]
+COUNTED = (Status.DONE, Status.FAILED, Status.RUNNING, Status.QUEUED, Status.MISSING)
+
+
+def log_to_stderr(text: str) -> None:
+    """Print a line for the user; results go to stdout."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A dataset that `all` included but that cannot be run, and the command that would help."""
+
+    name: str
+    command: str
+    what: str = "not on disk"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Jobs, and how each stands.
+
+    Attributes:
+        statuses: by run id.
+        expected: what the jobs are expected to cost, by finished runs; none if not asked for.
+        remaining: the same of the jobs that have not ended.
+        seconds: the expected seconds of each run, by run id, where they are known.
+    """
+
+    jobs: tuple[Job, ...]
+    store: Store
+    statuses: Mapping[str, RunStatus]
+    skipped: tuple[Skipped, ...] = ()
+    expected: ExpectedCost | None = None
+    remaining: ExpectedCost | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def records(self) -> list[Record]:
+        """Return the records of the runs that are done."""
+        found = (self.statuses[job.run_id].record for job in self.jobs)
+        return [record for record in found if record is not None and record.done]
+
+    def to_run(self) -> list[Job]:
+        """Return the jobs that are neither done nor failed."""
+        ended = (Status.DONE, Status.FAILED)
+        return [job for job in self.jobs if self.statuses[job.run_id].status not in ended]
+
+    def counts(self) -> dict[str, int]:
+        """Count states; what was interrupted is queued if a cluster has it, else missing."""
+        return count_statuses(self.statuses[job.run_id] for job in self.jobs)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the content of `plan`, `status` and `run` with `--json`."""
+        runs = []
+        for job in self.jobs:
+            found = self.statuses[job.run_id]
+            row = run_row(job.run_id, job.method, job.dataset, job.seed, job.variant)
+            row |= status_row(job.run_id, found, self.store)
+            if self.expected is not None:
+                row["expected_seconds"] = self.seconds.get(job.run_id)
+            runs.append(row)
+        content: dict[str, object] = {
+            "total": len(self.jobs),
+            **self.counts(),
+            "runs": runs,
+            "skipped_datasets": [{"name": s.name, "command": s.command} for s in self.skipped],
+        }
+        if self.expected is not None:
+            totals = {"shared": self.expected.shared, "standalone": self.expected.standalone}
+            content["expected_seconds"] = totals
+        return content
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row for every job: status, settings, and the metrics of what is done."""
+        import pandas as pd
+
+        rows = []
+        for job in self.jobs:
+            found = self.statuses[job.run_id]
+            row = run_row(job.run_id, job.method, job.dataset, job.seed, job.variant)
+            row["status"] = found.status.value
+            rows.append(row | (result_row(found.record) if found.record else {}))
+        return pd.DataFrame(rows)
+
+
+def run_row(
+    run_id: str, method: str, dataset: str, seed: int | None, variant: str
+) -> dict[str, object]:
+    """Return what a line about a run begins with."""
+    named = {"run_id": run_id, "method": method, "dataset": dataset}
+    return {**named, "seed": seed, "variant": variant}
+
+
+def status_row(run_id: str, found: RunStatus, store: Store) -> dict[str, object]:
+    """Return how a run stands, as `--json` has it."""
+    ended = found.status in (Status.DONE, Status.FAILED)
+    return {
+        "status": found.status.value,
+        "reason": found.reason,
+        "path": str(store.runs / run_id) if ended or found.unreadable else "",
+    }
+
+
+def count_statuses(statuses: Iterable[RunStatus]) -> dict[str, int]:
+    """Count states; what was interrupted is queued if a cluster has it, else missing."""
+    counts = {status.value: 0 for status in COUNTED}
+    for found in statuses:
+        status = found.status
+        if status is Status.PREEMPTED:
+            status = Status.QUEUED if found.submitted else Status.MISSING
+        if status in COUNTED:
+            counts[status.value] += 1
+    return counts
+
+
+class Wanted(TypedDict, total=False):
+    """Which runs, besides methods, datasets and seeds.
+
+    Attributes:
+        preset: whose hyperparameters, `paper` or `tuned`.
+        settings: changes by `--set` key, such as `{"erm.lr": 0.01}`.
+        quick: smoke runs.
+        results: where runs are kept; `results` by default.
+        data_root: where datasets are; by default $BENCH_DATA or the user's cache.
+    """
+
+    preset: str
+    settings: Mapping[str, object] | None
+    quick: bool
+    results: Path | str
+    data_root: Path | str | None
+
+
+def make_request(
+    methods: Names = "all", datasets: Names = "all", seeds: Seeds = 5, **wanted: Unpack[Wanted]
+) -> Request:
+    """Check names and put a request together.
+
+    Args:
+        methods: names, comma separated or as a list; `all` is every method.
+        datasets: likewise.
+        seeds: a count (5 is 0..4), or the seeds themselves as a list or as text (`3,7`).
+        wanted: see `Wanted`.
+    """
+    text = str(seeds) if isinstance(seeds, int | str) else ",".join(map(str, seeds)) + ","
+    named = parse_names(_joined(methods), tuple(load_methods()))
+    on = parse_names(_joined(datasets), tuple(load_datasets()))
+    return Request(
+        methods=tuple(get_method(name).name for name in named),
+        datasets=tuple(get_dataset(name).name for name in on),
+        seeds=parse_seeds(text),
+        data_root=_data_root(wanted.get("data_root")),
+        preset=wanted.get("preset", "paper"),
+        overrides=_overrides(wanted.get("settings")),
+        quick=wanted.get("quick", False),
+        presets=Path(wanted.get("results", "results")) / "presets",
+    )
+
+
+def _data_root(given: Path | str | None) -> Path:
+    return default_data_root() if given is None else Path(given)
+
+
+def _overrides(settings: Mapping[str, object] | None) -> dict[str, str]:
+    return {key: setting_text(value) for key, value in (settings or {}).items()}
+
+
+def _joined(names: Names) -> str:
+    return names if isinstance(names, str) else ",".join(names)
+
+
+def setting_text(value: object) -> str:
+    """Write a value as `--set` reads it."""
+    if isinstance(value, list | tuple):
+        return ",".join(setting_text(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def expand_on_disk(
+    request: Request, *, explicit: bool, log: Log, need_data: bool = True
+) -> tuple[list[Job], list[Skipped]]:
+    """Expand a request: fetch the data that can be fetched, and leave out what cannot be run.
+
+    Any wrong name or value is an error before anything is fetched. A dataset named explicitly,
+    rather than by `all`, and missing is an error, and so is having nothing to run at all. Without
+    `need_data`, what is missing is only listed.
+    """
+    found = locate(request)
+    jobs = expand(request, found)
+    root = request.data_root
+    missing = [name for name in request.datasets if found[name] is None]
+    if need_data:
+        missing = _after_fetching(missing, root, explicit, log)
+    skipped = [Skipped(name, get_command(name, root)) for name in missing]
+    if not need_data:
+        return jobs, skipped
+    if skipped and explicit:
+        looked = f"not on disk: {', '.join(missing)} (looked in {root})"
+        raise DataMissing(looked, _commands(skipped))
+    present = [name for name in request.datasets if name not in missing]
+    for name in list(present):
+        try:
+            require_weights((job for job in jobs if job.dataset == name), root)
+        except DataMissing:
+            if explicit:
+                raise
+            present.remove(name)
+            command = get_command("weights", root)
+            skipped.append(Skipped(name, command, "ImageNet weights not on disk for"))
+    if not present:
+        raise DataMissing("there is nothing to run: no dataset is on disk", _commands(skipped))
+    return [job for job in jobs if job.dataset in present], skipped
+
+
+def _after_fetching(missing: list[str], root: Path, explicit: bool, log: Log) -> list[str]:
+    """Fetch the missing datasets that fetch themselves; return those still missing."""
+    for name in missing:
+        dataset = get_dataset(name)
+        if dataset.locate(root) is not None:  # fetched together with another
+            continue
+        try:
+            dataset.fetch(root, log)
+        except BenchError as error:  # no network, or a data root that only others may write
+            if explicit:
+                raise
+            log(error.message)
+            break
+    return [name for name in missing if get_dataset(name).locate(root) is None]
+
+
+def _commands(skipped: Sequence[Skipped]) -> str:
+    return "; ".join(dict.fromkeys(entry.command for entry in skipped))
+
+
+def survey(
+    jobs: Sequence[Job], store: Store, skipped: Sequence[Skipped] = (), *, expected: bool = False
+) -> Grid:
+    """Look at the runs of jobs, each once; `expected` adds what they should cost."""
+    submitted = {run_id: run.status for run_id, run in submitted_runs(store).items()}
+    statuses = store.statuses((job.run_id for job in jobs), submitted)
+    grid = Grid(tuple(jobs), store, statuses, tuple(skipped))
+    if not expected:
+        return grid
+    # What was finished here and what is published both tell what a run costs.
+    roots = dict.fromkeys((store.root.resolve(), published_folder().resolve()))
+    finished = [record for root in roots for record in Store(root).records() if record.done]
+    known = stage_seconds(jobs, finished)
+    costs = {job.run_id: known.get(cost_key(job)) for job in jobs}
+    seconds = {run_id: sum(own.values()) for run_id, own in costs.items() if own is not None}
+    return replace(
+        grid,
+        expected=expected_totals(jobs, known),
+        remaining=expected_totals(grid.to_run(), known),
+        seconds=seconds,
+    )
+
+
+def plan(
+    methods: Names = "all", datasets: Names = "all", seeds: Seeds = 5, **wanted: Unpack[Wanted]
+) -> Grid:
+    """Return what `run` would do with the same arguments, and its expected cost.
+
+    Nothing is run, and datasets need not be on disk. See `make_request` for the arguments.
+
+    >>> import bench
+    >>> grid = bench.plan(methods="erm,nct", datasets="cmnist", seeds=2, results="nowhere")
+    >>> [job.run_id for job in grid.jobs]  # doctest: +NORMALIZE_WHITESPACE
+    ['erm-cmnist-s0-6bd327180d', 'erm-cmnist-s1-952869a555',
+     'nct-cmnist-s0-60b6e6057b', 'nct-cmnist-s1-b80b4933ad']
+    >>> grid.counts()["missing"]
+    4
+    """
+    request = make_request(methods, datasets, seeds, **wanted)
+    jobs, skipped = expand_on_disk(request, explicit=False, log=log_to_stderr, need_data=False)
+    return survey(jobs, Store(Path(wanted.get("results", "results"))), skipped, expected=True)
+
+
+def run(
+    methods: Names = "all",
+    datasets: Names = "all",
+    seeds: Seeds = 5,
+    *,
+    workers: int | None = None,
+    rerun: Rerun = "missing",
+    retries: int = 0,
+    cluster: Path | str | None = None,
+    wait: bool = True,
+    keep_models: bool = False,
+    isolate: bool | None = None,
+    log: Log = log_to_stderr,
+    **wanted: Unpack[Wanted],
+) -> Grid:
+    """Run what is asked for and not yet done, and return how all of it stands.
+
+    A run that fails is one entry with status `failed`, not an exception.
+
+    Args:
+        methods: see `make_request`, as for the next two and `wanted`.
+        datasets: which.
+        seeds: which.
+        workers: processes on this machine; by default as many as make sense.
+        rerun: which runs to carry out: those without a result, those that failed, all, or none.
+        retries: how often a failed run is tried again.
+        cluster: a SLURM profile to submit to.
+        wait: whether to follow submitted runs to their end.
+        keep_models: keep each run's weights, for `load_model`.
+        isolate: whether fits run in processes of their own; by default they do, unless a method was
+            defined in the program itself (a notebook, say), which no other process can import.
+        log: prints a line.
+    """
+    how = LaunchOptions(workers, rerun, retries, cluster, wait, keep_models, isolate)
+    request = make_request(methods, datasets, seeds, **wanted)
+    explicit = "all" not in _joined(datasets).split(",")
+    jobs, skipped = expand_on_disk(request, explicit=explicit, log=log)
+    store = Store(Path(wanted.get("results", "results")))
+    return run_jobs(jobs, request.data_root, store, how, skipped=skipped, log=log)
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How runs are carried out; `run` explains each."""
+
+    workers: int | None = None
+    rerun: Rerun = "missing"
+    retries: int = 0
+    cluster: Path | str | None = None
+    wait: bool = True
+    keep_models: bool = False
+    isolate: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense, before anything is fetched."""
+        if self.rerun not in RERUN:
+            raise UsageError(f"--rerun must be one of {', '.join(RERUN)} but got '{self.rerun}'")
+        if self.workers is not None and self.workers < 1:
+            few = f"--workers must be at least 1 but got {self.workers}"
+            raise UsageError(few, "e.g. --workers 2")
+        if self.retries < 0:
+            raise UsageError(f"--retries cannot be negative but got {self.retries}")
+        if self.cluster is None:
+            return
+        read_profile(Path(self.cluster))
+        if self.workers is not None:
+            raise UsageError(
+                "--workers is about processes on this machine, --cluster about other machines",
+                "give one of them; `pack` and `parallel` in the profile say how many run at once",
+            )
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    data_root: Path,
+    store: Store,
+    how: LaunchOptions,
+    *,
+    skipped: Sequence[Skipped] = (),
+    log: Log = log_to_stderr,
+) -> Grid:
+    """Run what of the jobs is wanted and not yet done; return how all of them stand."""
+    import torch
+
+    store.check_writable()
+    for entry in skipped:
+        log(f"{entry.what}: {entry.name}; to get it: {entry.command}")
+    grid = survey(jobs, store, skipped)
+    todo = [job for job in jobs if wanted(grid.statuses[job.run_id], how.rerun)]
+    options = RunOptions(
+        data_root=data_root.resolve(),
+        results=store.root.resolve(),
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        keep_models=how.keep_models,
+        not_before=time.time() if how.rerun == "always" else 0.0,
+    )
+    log(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
+    if not todo:
+        return grid
+    # A method that was defined in the running program itself is in no other process.
+    modules = {type(get_method(job.method)).__module__ for job in todo}
+    isolate = "__main__" not in modules if how.isolate is None else how.isolate
+    if not isolate:
+        records = [run_job(job, replace(options, isolate=False), lambda _: None) for job in todo]
+    else:
+        records = launch(
+            *(todo, options),
+            log=log,
+            profile=read_profile(Path(how.cluster)) if how.cluster is not None else None,
+            wait=how.wait,
+            workers=how.workers,
+            retries=how.retries,
+        )
+    ended = {record.run_id: RunStatus(record.status, record) for record in records}
+    unknown = [job for job in todo if job.run_id not in ended]  # submitted and not waited for
+    later = survey(unknown, store).statuses if unknown else {}
+    return replace(grid, statuses={**grid.statuses, **later, **ended})
+
+
+def wanted(found: RunStatus, rerun: Rerun) -> bool:
+    """Return whether a run found so is to be carried out, or followed where it is."""
+    if found.submitted or rerun == "always":
+        return rerun != "never"
+    if rerun == "failed":
+        return found.status is Status.FAILED
+    ended = found.status in (Status.DONE, Status.FAILED)
+    return rerun == "missing" and (found.interrupted or not ended)
+
+
+def tune(
+    method: str,
+    dataset: str,
+    *,
+    trials: int = 50,
+    seed: int = FIRST_DEVELOPMENT_SEED,
+    prune: bool = False,
+    workers: int = 1,
+    log: Log = log_to_stderr,
+    **wanted: Unpack[Wanted],
+) -> Summary:
+    """Search a method's hyperparameters on a dataset under the method's own tier.
+
+    The best configuration becomes the preset `tuned`: `bench.run(..., preset="tuned")`.
+
+    Args:
+        method: whose.
+        dataset: on which.
+        trials: how many finished trials the study is to have.
+        seed: of the trials' training; development seeds begin at 100.
+        prune: stop trials that lag behind the others.
+        workers: how many trials run at once.
+        log: prints a line.
+        wanted: settings (they hold in every trial), quick, results, data_root.
+    """
+    from bench.tuning import Tuning
+    from bench.tuning import tune as search
+
+    tuning = Tuning(
+        method=method,
+        dataset=dataset,
+        data_root=_data_root(wanted.get("data_root")),
+        results=Path(wanted.get("results", "results")),
+        trials=trials,
+        seed=seed,
+        quick=wanted.get("quick", False),
+        prune=prune,
+        overrides=_overrides(wanted.get("settings")),
+    )
+    return search(tuning, workers=workers, log=log)
+
+
+def report(
+    out: Path | str = "report",
+    *,
+    results: Path | str = "results",
+    published: bool = False,
+    data_root: Path | str | None = None,
+) -> Path:
+    """Write tables, figures and one page from stored runs; return the page.
+
+    Args:
+        out: the folder to write to.
+        results: whose runs to show.
+        published: show the published runs instead.
+        data_root: where datasets are, for counts and pictures; they need not be there.
+    """
+    from bench import paper, reporting
+
+    store = Store(published_folder() if published else Path(results))
+    given = reporting.ReportInput(
+        runs=reporting.collect(store, paper.variant_specs()),
+        data_root=_data_root(data_root),
+        reference=paper.reference(),
+    )
+    return reporting.build(Path(out), given, paper.TABLES, paper.FIGURES).page
+
+
+def load_results(source: Path | str = "published") -> pd.DataFrame:
+    """Return stored results as a table with a row for each run.
+
+    Columns: what was run (`run_id`, `method`, `version`, `dataset`, `protocol`, `variant`, `seed`,
+    `preset`, `quick`, `data_kind`, `train_groups`, `val_groups`), `status`, every metric of both
+    splits as `val_...` and `test_...`, and what it took (`seconds`, `cpu_seconds`, `image_passes`).
+
+    Args:
+        source: `published` for the results that come with the package, or a results folder.
+
+    >>> import bench
+    >>> table = bench.load_results("published")
+    >>> main = table[(table.variant == "") & table.seed.between(0, 4) & (table.dataset == "cmnist")]
+    >>> print(round(main[main.method == "nct"].test_wga.mean(), 1))
+    73.6
+    """
+    import pandas as pd
+
+    if str(source) == "published":
+        return pd.read_csv(published_folder() / PUBLISHED_TABLE).fillna({"variant": ""})
+    store = Store(Path(source))
+    if not store.runs.is_dir():
+        raise UsageError(f"there are no results in {source}", "give a results folder, or published")
+    return results_table(store)
+
+
+def results_table(store: Store) -> pd.DataFrame:
+    """Return the runs of a store as `load_results` does."""
+    import pandas as pd
+
+    return pd.DataFrame([result_row(record, store) for record in store.records()])
+
+
+def result_row(record: Record, store: Store | None = None) -> dict[str, object]:
+    """Return a run as a row of a table; what an older schema lacks is computed from the store."""
+    job, cost = record.job, record.cost
+    row = run_row(record.run_id, job.method, job.dataset, job.seed, job.variant) | {
+        "version": job.version,
+        "protocol": job.protocol,
+        "preset": job.preset,
+        "quick": job.quick,
+        "data_kind": job.data_kind,
+        "train_groups": job.supervision.train_groups,
+        "val_groups": job.supervision.val_groups,
+        "status": record.status.value,
+    }
+    for split in ("val", "test"):
+        values = dict(record.metrics(split).values)
+        if values and "worst_class" not in values and store is not None:
+            values["worst_class"] = _worst_class(record.run_id, split, store)
+        row |= {f"{split}_{name}": value for name, value in values.items()}
+    return row | {
+        "seconds": cost.standalone(),
+        "cpu_seconds": cost.cpu(),
+        "image_passes": cost.image_passes(),
+        "commit": record.provenance.git.commit,
+    }
+
+
+def _worst_class(run_id: str, split: str, store: Store) -> float | None:
+    """Compute the accuracy of the worst class from a run's predictions."""
+    table = store.predictions(run_id, ["split", "y", "pred"])
+    if table is None:
+        return None
+    own = table[table["split"] == split]
+    return float(100.0 * (own["y"] == own["pred"]).groupby(own["y"]).mean().min())
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A stored run, and whether it was found among the published ones."""
+
+    record: Record
+    store: Store
+    published: bool
+
+
+def find_run(name: str, results: Path | str = "results") -> FoundRun:
+    """Find a run, by the beginning or end of its id, in a results folder or else the published."""
+    own, shipped = Store(Path(results)), Store(published_folder())
+    published = not own.matches(name) and bool(shipped.matches(name))
+    store = shipped if published else own
+    run_id = store.find(name)
+    found = store.read(run_id)
+    if not isinstance(found, Record):
+        folder = store.runs / run_id
+        reason = f": {found.reason}" if found is not None else ""
+        raise BenchError(
+            f"{folder / 'record.json'} cannot be read{reason}",
+            f"delete {folder} if it is damaged, and run it again",
+        )
+    return FoundRun(found, store, published)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that was kept, with the constants of its dataset: class names, transforms.
+
+    `fitted` scores classes of transformed images; its `leaf` names latent groups where it can.
+    """
+
+    record: Record
+    fitted: Fitted
+    facts: Facts
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Score the classes of raw images, N x C x H x W bytes as the dataset has them."""
+        import torch
+
+        from datasets.images import MemoryImages
+        from methods.prediction import EvalImages, predict
+
+        ready = EvalImages(MemoryImages(images), self.facts.eval_transform)
+        with torch.no_grad():
+            return predict(self.fitted.logits, ready)
+
+    def predict(self, images: Tensor) -> list[str]:
+        """Return the class name of each raw image."""
+        return [self.facts.classes[int(c)] for c in self.logits(images).argmax(dim=1)]
+
+
+def load_model(run: str, results: Path | str = "results") -> LoadedModel:
+    """Load the model of a run that was made with `keep_models`, by its id or an end of that."""
+    from safetensors.torch import load_file
+
+    store = Store(Path(results))
+    run_id = store.find(run)
+    record, path = store.record(run_id), store.runs / run_id / "model.safetensors"
+    if record is None or not path.is_file():
+        command = record.provenance.command if record else "python -m bench run ..."
+        raise DataMissing(
+            f"{run_id} was run without keeping its model",
+            f"{command} --rerun always --keep-models",
+        )
+    job = record.job
+    facts = get_dataset(job.dataset).facts(job.dataset_config())
+    # The kept weights are complete: ImageNet's are not needed again.
+    backbone = replace(job.backbone(), pretrained=False, weights=None)
+    spec = NetworkSpec(backbone, facts.channels, facts.codes or facts.classes)
+    fitted = get_method(job.method).load_fitted(spec, job.method_config(), load_file(path))
+    return LoadedModel(record, fitted, facts)
+
+
+if __name__ == "__main__":  # writes the published runs as the one table that a wheel carries
+    path = published_folder() / PUBLISHED_TABLE
+    results_table(Store(published_folder())).to_csv(path, index=False)
+    sys.stdout.write(f"{path}\n")

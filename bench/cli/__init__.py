@@ -1,0 +1,45 @@
+"""The command line: how it starts, and how errors end.
+
+`parser.py` has every verb with its arguments. The file of a verb has `run(arguments)`, which
+returns the exit code, or none where all is well; it is imported only when the verb is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+
+from bench import check_datasets_package
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a verb; 0 all well, 1 some runs failed, 2 wrong use, 130 interrupted."""
+    try:
+        check_datasets_package()
+    except ImportError as clash:
+        sys.stderr.write(f"bench: {clash}\n")
+        return 2
+    from bench.cli.parser import make_parser
+    from datasets.errors import BenchError
+
+    try:
+        arguments = make_parser().parse_args(argv)
+        return int(importlib.import_module(f"bench.cli.{arguments.verb}").run(arguments) or 0)
+    except BenchError as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            "\nbench: interrupted; finished runs are kept, and the same command goes on from the "
+            "last epoch\n"
+        )
+        return 130
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        sys.stderr.close()
+        return 1
+    except OSError as error:  # a disk can fail in places that nothing guards
+        sys.stderr.write(f"bench: {error}\n  -> check the folders the command names\n")
+        return 2

@@ -1,0 +1,82 @@
+"""What the arguments of several verbs mean to the library."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from bench.api import FoundRun, LaunchOptions, Skipped, expand_on_disk, find_run, make_request
+from bench.cli.output import log
+from bench.cli.parser import DEFAULT_RESULTS
+from bench.job import Job, parse_overrides
+from bench.resources import published_folder
+from bench.store import Store
+from datasets.errors import UsageError
+
+
+def launch_options(arguments: Namespace) -> LaunchOptions:
+    """Return how runs are to be carried out; what makes no sense is an error."""
+    return LaunchOptions(
+        workers=arguments.workers,
+        rerun=arguments.rerun,
+        retries=arguments.retries,
+        cluster=arguments.cluster,
+        wait=arguments.cluster is None or arguments.wait,
+        keep_models=arguments.keep_models,
+    )
+
+
+def expand_jobs(arguments: Namespace, *, need_data: bool = True) -> tuple[list[Job], list[Skipped]]:
+    """Return the jobs that the arguments name, and which datasets were left out.
+
+    A wrong name or value is an error. Without `need_data` the datasets need not be on disk; with
+    it, a missing one is an error if datasets are named one by one, and left out if by `all`.
+    """
+    request = make_request(
+        arguments.methods,
+        arguments.datasets,
+        arguments.seeds,
+        preset=arguments.preset,
+        settings=parse_overrides(arguments.set),
+        quick=arguments.quick,
+        results=arguments.results,
+        data_root=arguments.data_root,
+    )
+    explicit = "all" not in [name.strip() for name in arguments.datasets.split(",")]
+    return expand_on_disk(request, explicit=explicit, log=log, need_data=need_data)
+
+
+def store_to_read(arguments: Namespace) -> Store:
+    """Return the store to read from: the published one, or that of --results.
+
+    A results folder that the user names has to exist; the default one need not.
+    """
+    results: Path = arguments.results
+    if getattr(arguments, "published", False):
+        if results != DEFAULT_RESULTS:
+            raise UsageError("--published and --results name two stores", "give one of them")
+        return published_store()
+    if results != DEFAULT_RESULTS and not results.is_dir():
+        raise UsageError(f"there is no results folder {results}", "correct --results")
+    return Store(results)
+
+
+def published_store() -> Store:
+    """Return the store of published runs; an installed package has only a table of them."""
+    store = Store(published_folder())
+    if not store.runs.is_dir():
+        raise UsageError(
+            f"the published runs are not in {store.root}",
+            "they are in a clone of the repository; an installed package has a table of them: "
+            "bench.load_results('published')",
+        )
+    return store
+
+
+def find_named_run(arguments: Namespace) -> tuple[FoundRun, str]:
+    """Return the run that RUN names, and a title that says so if it is a published one."""
+    found = find_run(arguments.run, store_to_read(arguments).root)
+    run_id = found.record.run_id
+    if found.published:
+        log(f"{run_id} is a published run")
+    return found, run_id + " (published)" * found.published

@@ -1,0 +1,90 @@
+"""`bench explain RUN`: route images through a trained tree and show where they went."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+
+import torch
+
+from bench.api import LoadedModel, load_model
+from bench.cli.arguments import find_named_run
+from bench.cli.output import log, print_json, print_table
+from bench.paper import trees
+from bench.paper.trees import ExplainedImage, TreeRecord
+from bench.record import Record
+from datasets.catalogue import get_dataset
+from datasets.errors import UsageError
+from methods.base import get_method, load_methods
+
+COLUMNS = ("image", "class", "leaf", "margin", "best leaf logits", "trained in that leaf")
+SHOWN_LOGITS, SHOWN_GROUPS = 4, 3  # of an image, in the table
+
+
+def run(arguments: Namespace) -> None:
+    """Draw the tree, or explain the images asked for."""
+    found, title = find_named_run(arguments)
+    record = found.record
+    tree = _tree_of(record)
+    if arguments.picture is not None:
+        trees.write_tree_picture(record, tree, arguments.picture)
+        log(f"tree drawn to {arguments.picture}")
+        if not (arguments.images or arguments.index or arguments.json):
+            return
+    images = _explained(arguments, load_model(record.run_id, found.store.root), tree)
+    if arguments.json:
+        print_json({"run_id": record.run_id, "images": [image.to_json() for image in images]})
+        return
+    rows = [
+        (
+            *(image.id, image.predicted, image.path),
+            f"{image.margin:.2f}" if image.margin is not None else "-",
+            ", ".join(f"{k} {v:.1f}" for k, v in _highest(image.logits, SHOWN_LOGITS)),
+            ", ".join(f"{k} {v:,}" for k, v in _highest(image.leaf_makeup, SHOWN_GROUPS)),
+        )
+        for image in images
+    ]
+    print_table(title, COLUMNS, rows)
+
+
+def _tree_of(record: Record) -> TreeRecord:
+    """Return the tree of a run; a run without one is an error."""
+    method = record.job.method
+    reason, remedy = f"it is {record.status}", f"give a finished {method} run"
+    if not get_method(method).tree:
+        growing = ", ".join(name for name, known in load_methods().items() if known.tree)
+        reason, remedy = f"{method} grows none", f"give a finished run of {growing}"
+    elif (tree := TreeRecord.of(record)) is not None:
+        return tree
+    raise UsageError(f"{record.run_id} has no tree to explain: {reason}", remedy)
+
+
+def _explained(arguments: Namespace, model: LoadedModel, tree: TreeRecord) -> list[ExplainedImage]:
+    makeup = tree.chosen.makeup
+    if arguments.images:
+        names = [str(file) for file in arguments.images]
+        batch = trees.batch_from_files(arguments.images, model.facts)
+        return trees.explain_images(model.fitted, batch, names, model.facts, makeup)
+    job, root = model.record.job, arguments.data_root
+    data = get_dataset(job.dataset).load(root, job.dataset_config(), splits=(arguments.split,))
+    if data.facts.fingerprint() != job.fingerprint:
+        other = f"{root} holds other data than the run was made with"
+        raise UsageError(other, "give the --data-root of the run")
+    split = data.splits[arguments.split]
+    if arguments.index:
+        positions = trees.positions_of(split, _numbers(arguments.index))
+    else:
+        positions = torch.arange(min(max(arguments.limit, 1), len(split)))
+    return trees.explain_samples(model.fitted, split, positions, data.facts, makeup)
+
+
+def _numbers(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--index must be numbers but got '{text}'", "e.g. 3,17")
+    return [int(part) for part in parts]
+
+
+def _highest(values: Mapping[str, float | None], shown: int) -> list[tuple[str, float]]:
+    known = [(name, value) for name, value in values.items() if value is not None]
+    return sorted(known, key=lambda entry: -entry[1])[:shown]

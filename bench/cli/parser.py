@@ -1,0 +1,315 @@
+"""What can be typed: every verb with its arguments and examples.
+
+Nothing heavy is imported here, so that `--help` answers at once; the file of a verb is imported
+when it runs.
+"""
+
+from __future__ import annotations
+
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bench.paper.campaigns import CAMPAIGNS
+from bench.perf import DEFAULT_DATASETS
+from bench.tuning import TRIALS, WARM_UP
+from datasets.fetch import default_data_root
+
+DEFAULT_RESULTS = Path("results")
+RERUN = ("missing", "failed", "always", "never")  # as `bench.api.RERUN`, which is heavy to import
+DEVELOPMENT_SEED = 100  # as `bench.job.FIRST_DEVELOPMENT_SEED`, likewise
+
+
+def _flag(parser: ArgumentParser, name: str, meaning: str) -> None:
+    parser.add_argument(name, action="store_true", help=meaning)
+
+
+def _number(parser: ArgumentParser, name: str, default: int | None, meaning: str) -> None:
+    parser.add_argument(name, type=int, default=default, metavar="N", help=meaning)
+
+
+def _folder(parser: ArgumentParser, name: str, default: Path, meaning: str) -> None:
+    text = f"{meaning} (default: ./{default})"
+    parser.add_argument(name, type=Path, default=default, metavar="DIR", help=text)
+
+
+def _results(parser: ArgumentParser, meaning: str = "where runs are kept") -> None:
+    _folder(parser, "--results", DEFAULT_RESULTS, meaning)
+
+
+def _data_root(parser: ArgumentParser, meaning: str = "where the datasets are") -> None:
+    text = f"{meaning} (default: $BENCH_DATA or the user's cache)"
+    root = default_data_root()
+    parser.add_argument("--data-root", type=Path, default=root, metavar="DIR", help=text)
+
+
+def _json(parser: ArgumentParser) -> None:
+    _flag(parser, "--json", "print JSON instead of a table")
+
+
+def _paths(parser: ArgumentParser) -> None:
+    _data_root(parser)
+    _results(parser)
+    _json(parser)
+
+
+def _overrides(parser: ArgumentParser, meaning: str) -> None:
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=meaning
+    )
+
+
+def _cluster(parser: ArgumentParser, what: str) -> None:
+    meaning = f"submit {what}to SLURM as this profile says (slurm/*.toml), and return at once"
+    parser.add_argument("--cluster", type=Path, metavar="FILE", help=meaning)
+
+
+def _selection(parser: ArgumentParser) -> None:
+    """Add the arguments that name a grid of runs."""
+    parser.add_argument("--methods", default="all", metavar="A,B", help="methods, or all")
+    parser.add_argument("--datasets", default="all", metavar="A,B", help="datasets, or all")
+    parser.add_argument("--seeds", default="5", metavar="N|A,B", help="5 is 0..4; 3,7 is those two")
+    parser.add_argument("--preset", default="paper", help="which hyperparameters (default: paper)")
+    _overrides(parser, "change a setting: METHOD.KNOB, DATASET.KNOB or backbone.KNOB")
+    _flag(parser, "--quick", "smoke run: two epochs, a few hundred images")
+
+
+def _launching(parser: ArgumentParser) -> None:
+    """Add what says how runs are carried out, whichever verb named them."""
+    _number(parser, "--workers", None, "worker processes on this machine")
+    meaning = (
+        "which runs to carry out: those without a result (default), those that failed, all, or none"
+    )
+    parser.add_argument("--rerun", choices=RERUN, default="missing", help=meaning)
+    _number(parser, "--retries", 0, "try a failed run up to N times more")
+    _cluster(parser, "")
+    _flag(parser, "--wait", "with --cluster: follow the runs until they end")
+    _flag(parser, "--keep-models", "keep each run's weights")
+
+
+def _demo(parser: ArgumentParser) -> None:
+    _folder(parser, "--out", Path("demo"), "where data, runs and report go")
+
+
+def _list(parser: ArgumentParser) -> None:
+    _data_root(parser)
+    _json(parser)
+
+
+def _data(parser: ArgumentParser) -> None:
+    names = "status|get|verify|standin"
+    verbs = parser.add_subparsers(dest="data_verb", required=True, metavar=names)
+    _list(verbs.add_parser("status", help="what is on disk"))
+    getting = verbs.add_parser("get", help="fetch datasets, or ImageNet weights")
+    names = "dataset, what several are made from, weights"
+    getting.add_argument("names", nargs="+", metavar="NAME", help=names)
+    _list(getting)
+    verifying = verbs.add_parser("verify", help="recount labels and decode every image")
+    names = "dataset, what several are made from, or all"
+    verifying.add_argument("names", nargs="+", metavar="NAME", help=names)
+    _list(verifying)
+    standing = verbs.add_parser("standin", help="write small synthetic data in the real format")
+    standing.add_argument("name", metavar="NAME", help="dataset, or what several are made from")
+    standing.add_argument("--root", type=Path, required=True, metavar="DIR", help="a data root")
+    _number(standing, "--size", 400, "training images")
+    standing.add_argument("--seed", type=int, default=0, metavar="S")
+
+
+def _plan(parser: ArgumentParser) -> None:
+    _selection(parser)
+    meaning = "show which of the runs are published, instead of which are done here"
+    _flag(parser, "--published", meaning)
+    _paths(parser)
+
+
+def _run(parser: ArgumentParser) -> None:
+    _selection(parser)
+    _launching(parser)
+    _paths(parser)
+
+
+def _campaign(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help=", ".join(CAMPAIGNS))
+    parser.add_argument("--datasets", default="all", metavar="A,B", help="datasets, or all")
+    parser.add_argument("--seeds", metavar="N|A,B", help="instead of the paper's")
+    _flag(parser, "--plan", "show the runs and their cost, and do nothing")
+    meaning = "change a setting of the runs it concerns, which keeps them out of the paper's tables"
+    _overrides(parser, meaning)
+    _flag(parser, "--quick", "smoke runs")
+    _launching(parser)
+    _paths(parser)
+
+
+def _tune(parser: ArgumentParser) -> None:
+    parser.add_argument("--method", required=True, metavar="M")
+    parser.add_argument("--dataset", required=True, metavar="D")
+    meaning = (
+        f"finished trials to reach (default: {TRIALS}, the first {WARM_UP} random); the same for "
+        "every method unless you say otherwise"
+    )
+    _number(parser, "--trials", None, meaning)
+    meaning = "worker processes, here or on the cluster; one makes the same trials every time "
+    _number(parser, "--workers", 1, meaning + "(default)")
+    _cluster(parser, "the workers ")
+    meaning = f"a development seed (default: {DEVELOPMENT_SEED})"
+    parser.add_argument("--seed", type=int, default=DEVELOPMENT_SEED, metavar="S", help=meaning)
+    _overrides(parser, "a setting that holds in every trial, searched or not")
+    meaning = (
+        f"once {WARM_UP} trials are complete, stop those below the median of earlier ones in the "
+        "same epoch (default: off, as in the paper's protocol)"
+    )
+    _flag(parser, "--prune", meaning)
+    _flag(parser, "--quick", "smoke trials, a study of their own")
+    _flag(parser, "--show", "show the study as it is, run nothing")
+    _paths(parser)
+
+
+def _status(parser: ArgumentParser) -> None:
+    _selection(parser)
+    parser.set_defaults(methods=None, datasets=None)  # without either, all that is stored is shown
+    _flag(parser, "--published", "show the published runs instead")
+    _paths(parser)
+
+
+def _cancel(parser: ArgumentParser) -> None:
+    meaning = (
+        "runs or studies, by a beginning or end of their name, or the number of a study's array "
+        "(default: everything queued or running)"
+    )
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=meaning)
+    _results(parser)
+    _json(parser)
+
+
+def _show(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run id, or the beginning or end of one")
+    _results(parser, "where it is looked for, before the published runs")
+    _json(parser)
+
+
+def _explain(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run made with --keep-models")
+    parser.add_argument("--images", nargs="+", type=Path, metavar="FILE", help="image files")
+    parser.add_argument("--index", metavar="I,J", help="sample ids of the split")
+    splits = ("train", "val", "test")
+    parser.add_argument("--split", choices=splits, default="test", help="default: test")
+    _number(parser, "--limit", 10, "without --index")
+    meaning = "draw the tree (png, svg, pdf)"
+    parser.add_argument("--picture", type=Path, metavar="FILE", help=meaning)
+    _paths(parser)
+
+
+def _report(parser: ArgumentParser) -> None:
+    _folder(parser, "--out", Path("report"), "where it is written")
+    _results(parser, "whose runs are shown")
+    _flag(parser, "--published", "show the published runs instead")
+    _data_root(parser, "datasets found there are counted again")
+    _flag(parser, "--pdf", "build main.pdf; needs pdflatex")
+
+
+def _perf(parser: ArgumentParser) -> None:
+    measured = ",".join(DEFAULT_DATASETS)
+    meaning = f"stand-in images of these (default: {measured}; photos take a ResNet-50)"
+    parser.add_argument("--datasets", default=measured, metavar="A,B", help=meaning)
+    _number(parser, "--repeats", 5, "measured turns of every arm (default: 5; photos take fewer)")
+    _folder(parser, "--out", Path("results/perf"), "where this machine's CSV goes")
+    _results(parser, "whose stored runs are added up")
+    _json(parser)
+
+
+VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
+    "demo": ("every method on synthetic data, then the report", _demo),
+    "list": ("methods with their tiers, datasets, what is on disk", _list),
+    "data": ("get, verify and stand in for datasets", _data),
+    "plan": ("what run would do, and its cost", _plan),
+    "run": ("run methods on datasets and print the table", _run),
+    "campaign": ("the runs behind one of the paper's tables", _campaign),
+    "tune": ("search a method's hyperparameters under its own tier", _tune),
+    "status": ("what is done, running, failed", _status),
+    "cancel": ("take runs off the cluster", _cancel),
+    "show": ("one run in full", _show),
+    "explain": ("route images through a trained tree", _explain),
+    "report": ("measured numbers beside the paper's", _report),
+    "perf": ("how fast the loop is, against the network alone", _perf),
+}
+"""What each is for, and what adds its arguments."""
+
+EXAMPLES = {
+    "": (
+        "demo",
+        "list",
+        "run --methods erm --datasets umnist,cmnist --seeds 3",
+        "data get waterbirds",
+        "status --json",
+    ),
+    "demo": ("demo --out demo",),
+    "list": ("list --json | jq '.datasets[].name'",),
+    "data": (
+        "data get mnist && python -m bench data verify umnist cmnist",
+        "data get weights",
+        "data standin waterbirds --root standins --size 400",
+    ),
+    "plan": ("plan --methods all --datasets all --seeds 5",),
+    "run": (
+        "run --methods erm --datasets all --seeds 5",
+        "run --methods erm --datasets umnist --seeds 3,7 --set umnist.hflip=true",
+        "run --methods nct,jtt --datasets all --seeds 5 --cluster slurm/h100.toml",
+        "run --methods erm --datasets waterbirds --data-root standins \\\n"
+        "      --set backbone.name=resnet18 backbone.pretrained=false --quick",
+    ),
+    "campaign": (
+        "campaign ablation-aux --datasets umnist,cmnist --plan",
+        "campaign ablation-heads --datasets cmnist --workers 2",
+    ),
+    "tune": (
+        "tune --method nct --dataset umnist --trials 50 --workers 2",
+        "tune --method nct --dataset umnist --show",
+        "run --methods nct --datasets umnist --seeds 5 --preset tuned",
+    ),
+    "status": ("status --methods erm --datasets umnist --seeds 5", "status --published"),
+    "cancel": ("cancel", "cancel nct-celeba-s3 jtt-celeba-s3"),
+    "show": ("show erm-umnist-s0 --json",),
+    "explain": (
+        "explain nct-cmnist-s0 --index 60003,60017",
+        "explain nct-cmnist-s0 --images seven.png --json",
+        "explain nct-cmnist-s0 --picture tree.png",
+    ),
+    "report": ("report --out report", "report --out report --published --pdf"),
+    "perf": ("perf", "perf --datasets umnist --repeats 3 --json"),
+}
+
+
+def make_parser() -> ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = ArgumentParser(
+        prog="python -m bench",
+        description="Robust image classification under spurious correlations.",
+        epilog=_epilog(""),
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, (summary, add_arguments) in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, epilog=_epilog(name))
+        verb.formatter_class = RawDescriptionHelpFormatter
+        add_arguments(verb)
+    return parser
+
+
+def _epilog(verb: str) -> str:
+    lines = "".join(f"  python -m bench {example}\n" for example in EXAMPLES[verb])
+    note = " (of a run made with --keep-models)" if verb == "explain" else ""
+    return f"example{'s' if len(EXAMPLES[verb]) > 1 else ''}{note}:\n{lines}"
+
+
+class _PrintVersion(Action):
+    """Prints the installed version, which is looked up only when it is asked for."""
+
+    def __call__(self, parser: ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"nct-bench {version('nct-bench')}")
+        except PackageNotFoundError:
+            print("nct-bench, not installed: run from its source tree")
+        parser.exit()

@@ -1,0 +1,50 @@
+"""`bench plan`: what `run` would do, and what it would cost, without doing it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from bench.api import Grid, survey
+from bench.cli.arguments import expand_jobs, published_store
+from bench.cli.output import log, print_json, print_skipped, print_table
+from bench.cost import ExpectedCost
+from bench.store import Store
+
+
+def run(arguments: Namespace) -> None:
+    """Print the matrix; datasets need not be on disk."""
+    jobs, skipped = expand_jobs(arguments, need_data=False)
+    store = published_store() if arguments.published else Store(arguments.results)
+    grid = survey(jobs, store, skipped, expected=True)
+    print_plan(grid, as_json=arguments.json, published=arguments.published)
+
+
+def print_plan(grid: Grid, *, as_json: bool, published: bool = False) -> None:
+    """Print what is done of a grid and what the rest should cost; published runs are not run."""
+    if as_json:
+        print_json({**grid.to_json(), "published": published})
+        return
+    rows = [
+        (job.run_id, grid.statuses[job.run_id].status, _seconds(grid.seconds.get(job.run_id)))
+        for job in grid.jobs
+    ]
+    done = f"{grid.counts()['done']} {'published' if published else 'done'}"
+    print_table(f"{len(grid.jobs)} runs, {done}", ("run", "state", "expected"), rows)
+    assert grid.expected is not None and grid.remaining is not None
+    print(f"all of them: {_described(grid.expected)}")
+    if (to_run := grid.to_run()) and not published:
+        log(f"to run: {len(to_run)}, expected {_described(grid.remaining)}")
+    print_skipped(grid.skipped)
+
+
+def _described(cost: ExpectedCost) -> str:
+    """Return both totals: what a machine without any stage on disk does, and each run by itself."""
+    shared = f"{_seconds(cost.shared)} of one worker with shared stages counted once"
+    unknown = f", plus {cost.unknown} runs of unknown cost" if cost.unknown else ""
+    return f"{shared}, {_seconds(cost.standalone)} with each run by itself{unknown}"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.0f} s"

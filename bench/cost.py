@@ -1,0 +1,210 @@
+"""What runs cost: read from stored records, and expected of runs that are yet to be made.
+
+Every stage of a run has its own account: seconds by the wall and by the processor, image passes,
+and whether another run had made it before. The audit, checkpoints and progress reports are left
+out of it when it is kept. Two totals come from that: stand-alone, as if nothing had been shared,
+which is what the paper's table means, and marginal, what the run added on its machine.
+
+Warm-up is left out as well: what the first epoch of a training took beyond the median of its other
+epochs (libraries loading, kernels being chosen, memory being reserved). It takes at least two other
+epochs to see it, and it is seen by the wall alone: processor time includes it.
+
+What jobs will cost is estimated from finished runs of the same method and dataset, stage by stage.
+Which jobs share a stage follows from the jobs alone, by the address that the stage will have, so
+nothing has to be on disk. Only stages that a method declares are taken for shared.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.job import Job
+from bench.record import Record
+from bench.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OTHER_EPOCHS_NEEDED = 2  # besides the first
+
+CostKey = tuple[str, str, bool]
+"""Method, dataset, quick: which finished runs show what a job costs."""
+
+StageSeconds = Mapping[str, float]
+"""By a stage's name, what it takes in a run that makes it."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one run cost: minutes without warm-up, and all but the marginal ones stand-alone.
+
+    Attributes:
+        hardware: the kind of machine; times of two kinds do not compare.
+        cpu_minutes: none if the record does not have them.
+        energy_kwh: of the fit, where it was measured.
+    """
+
+    method: str
+    dataset: str
+    hardware: str
+    minutes_standalone: float
+    minutes_marginal: float
+    cpu_minutes: float | None
+    image_passes: int
+    peak_memory_gb: float
+    energy_kwh: float | None
+
+
+def warm_up_seconds(history: pd.DataFrame, stages: Collection[str] | None = None) -> float:
+    """Return what the first epochs of trainings, all or those named, took beyond the usual."""
+    total = 0.0
+    if "seconds" not in history:  # the epochs' times are kept, but not promised
+        return total
+    for (stage, _, _), epochs in history.groupby(["stage", "iteration", "phase"], dropna=False):
+        seconds = epochs.sort_values("epoch")["seconds"].dropna().tolist()
+        if (stages is None or stage in stages) and len(seconds) > OTHER_EPOCHS_NEEDED:
+            total += max(0.0, seconds[0] - statistics.median(seconds[1:]))
+    return total
+
+
+def timing_of(record: Record, history: pd.DataFrame) -> Timing:
+    """Return what a run cost, by its record and its history."""
+    cost = record.cost
+    reused = {stage.name for stage in cost.stages if stage.reused}
+    own = set(history["stage"].dropna()) - reused  # a stage's training carries its name
+    cpu_seconds = cost.cpu()
+    return Timing(
+        method=record.job.method,
+        dataset=record.job.dataset,
+        hardware=record.provenance.hardware(),
+        minutes_standalone=(cost.standalone() - warm_up_seconds(history)) / 60,
+        minutes_marginal=(cost.marginal() - warm_up_seconds(history, own)) / 60,
+        cpu_minutes=None if cpu_seconds is None else cpu_seconds / 60,
+        image_passes=cost.image_passes(),
+        peak_memory_gb=(cost.peak_memory_bytes or 0) / 1e9,
+        energy_kwh=cost.energy_kwh,
+    )
+
+
+def minutes_together(runs: Iterable[tuple[Record, pd.DataFrame | None]]) -> float:
+    """Return the minutes of runs, without warm-up if a history shows it, common stages once."""
+    seconds = 0.0
+    counted: set[tuple[str, str]] = set()
+    for record, history in runs:
+        stages = record.cost.stages
+        new = [stage for stage in stages if (stage.name, stage.key) not in counted]
+        seconds += sum(stage.seconds_standalone for stage in new)
+        if history is not None:
+            repeated = {stage.name for stage in stages if stage not in new}
+            seconds -= warm_up_seconds(history, set(history["stage"].dropna()) - repeated)
+        counted.update((stage.name, stage.key) for stage in new)
+    return seconds / 60
+
+
+def timings(store: Store, jobs: Iterable[Job]) -> list[Timing]:
+    """Return what the finished ones among the jobs cost."""
+    records = (store.record(job.run_id) for job in jobs)
+    return _timings(store, (record for record in records if record is not None))
+
+
+def _timings(store: Store, records: Iterable[Record]) -> list[Timing]:
+    found = [(record, store.history(record.run_id)) for record in records if record.done]
+    return [timing_of(record, history) for record, history in found if history is not None]
+
+
+def by_cell(found: Sequence[Timing]) -> dict[tuple[str, str], list[Timing]]:
+    """Return timings by method and dataset, in the same order."""
+    cells: dict[tuple[str, str], list[Timing]] = {}
+    for timing in found:
+        cells.setdefault((timing.method, timing.dataset), []).append(timing)
+    return cells
+
+
+@dataclass(frozen=True)
+class MeanCost:
+    """A method on a dataset: means over its runs, as if nothing had been shared."""
+
+    method: str
+    dataset: str
+    runs: int
+    image_passes: float
+    seconds: float
+    cpu_seconds: float | None  # none where a record does not have them
+
+    @property
+    def images_per_cpu_second(self) -> float | None:
+        """Image passes by processor time, whatever else the method did in it."""
+        return self.image_passes / self.cpu_seconds if self.cpu_seconds else None
+
+
+def mean_costs(store: Store) -> list[MeanCost]:
+    """Average the finished runs that count: on real data, in full, under the paper's settings."""
+    usual = []
+    for record in store.records():
+        job, stacked = record.job, record.details.get("stack")
+        if job.preset == "paper" and not (job.overrides or job.quick or job.standin or stacked):
+            usual.append(record)
+    means = []
+    for (method, dataset), runs in by_cell(_timings(store, usual)).items():
+        cpu = [run.cpu_minutes for run in runs if run.cpu_minutes is not None]
+        passes = statistics.fmean(run.image_passes for run in runs)
+        seconds = 60 * statistics.fmean(run.minutes_standalone for run in runs)
+        cpu_seconds = 60 * statistics.fmean(cpu) if len(cpu) == len(runs) else None
+        means.append(MeanCost(method, dataset, len(runs), passes, seconds, cpu_seconds))
+    return means
+
+
+@dataclass(frozen=True)
+class ExpectedCost:
+    """What jobs cost together, in seconds of one worker: shared stages counted once, or in each.
+
+    `unknown` jobs, of which no finished run shows the cost, are in neither.
+    """
+
+    shared: float
+    standalone: float
+    unknown: int
+
+
+def cost_key(job: Job) -> CostKey:
+    """Return which finished runs show what a job costs."""
+    return job.method, job.dataset, job.quick
+
+
+def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[CostKey, StageSeconds]:
+    """Return the mean seconds of the stages of finished runs of the same methods and datasets."""
+    wanted = {cost_key(job) for job in jobs}
+    summed: dict[CostKey, dict[str, float]] = {}
+    runs: Counter[CostKey] = Counter()
+    for record in records:
+        key = cost_key(record.job)
+        if key in wanted and record.done and not record.details.get("stack"):
+            runs[key] += 1
+            own = summed.setdefault(key, {})
+            for stage in record.cost.stages:
+                own[stage.name] = own.get(stage.name, 0.0) + stage.seconds_standalone
+    return {key: {name: s / runs[key] for name, s in own.items()} for key, own in summed.items()}
+
+
+def expected_totals(jobs: Sequence[Job], known: Mapping[CostKey, StageSeconds]) -> ExpectedCost:
+    """Return what jobs cost; where they disagree on a shared stage, its mean counts."""
+    from bench.context import stage_address
+    from methods.base import get_method
+
+    standalone, unknown = 0.0, 0
+    shared: dict[str, list[float]] = {}
+    for job in jobs:
+        stages = known.get(cost_key(job))
+        if stages is None:
+            unknown += 1
+            continue
+        standalone += sum(stages.values())
+        for stage in get_method(job.method).stages(job.method_config()):
+            own = stages.get(stage.name, 0.0)
+            shared.setdefault(stage_address(job, stage), []).append(own)
+    saved = sum(sum(own) - statistics.fmean(own) for own in shared.values())
+    return ExpectedCost(standalone - saved, standalone, unknown)

@@ -1,0 +1,371 @@
+"""From names to jobs: methods x datasets x seeds, each with its resolved configuration.
+
+A job's id is a hash of its identity: method, version, settings, data and seed. The same request
+finds the same run whatever order, machine or folder it comes from, and a changed value is another
+run. How a run is carried out (threads, workers, device) is no part of it. `datasets.config` says
+how a setting that is added, renamed or removed later leaves stored runs as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from datasets.base import SPLITS, BackboneSpec
+from datasets.catalogue import get_dataset, load_datasets
+from datasets.config import (
+    Values,
+    as_plain,
+    build_config,
+    coerce,
+    identity_values,
+    read_stored,
+    with_overrides,
+)
+from datasets.dataset import OnDisk
+from datasets.errors import DataMissing, UsageError, did_you_mean
+from datasets.fetch import get_command
+from datasets.files import digest
+from datasets.weights_source import FETCHED_BACKBONES, find_weights
+from methods.backbones import LENETS, check_backbone
+from methods.base import Method, Supervision, get_method, load_methods
+from methods.presets import has_preset, preset_values
+
+NO_DATA = Path(os.devnull)  # a data root under which nothing is found: real data is meant
+PAPER_SEEDS = (0, 1, 2, 3, 4)
+FIRST_DEVELOPMENT_SEED = 100
+MOST_SEEDS = 10_000  # more are a mistake, such as a seed that was meant as one of a list
+DEFAULT_PRESET = "default"
+"""The preset of a method that has none for a dataset: the defaults of its config."""
+
+# Names in record.json, where they differ from those of the fields.
+STORED_NAMES = {"version": "method_version", "fingerprint": "data_fingerprint"}
+
+DataKind = Literal["release", "standin", "rebuilt", "subset", "own"]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The resolved settings of a run, in the form in which they are recorded."""
+
+    method: Values
+    dataset: Values
+    backbone: Values
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, fully described; plain values only, so that it can be sent anywhere.
+
+    Attributes:
+        identity: what makes two runs the same run; the id is its hash.
+        overrides: what the user changed from the preset, by `--set` key.
+        variant: the campaign's column it was made for; a label, no part of the identity.
+        splits: what is loaded; a tuning trial has no test split.
+    """
+
+    method: str
+    version: int
+    supervision: Supervision
+    dataset: str
+    protocol: str
+    fingerprint: str
+    standin: bool
+    quick: bool
+    preset: str
+    config: RunConfig
+    seed: int
+    identity: Values
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    variant: str = ""
+    data_kind: DataKind = "release"
+    splits: tuple[str, ...] = SPLITS
+
+    @cached_property
+    def run_id(self) -> str:
+        """The name of the run: what it is, and the hash of its identity."""
+        return f"{self.method}-{self.dataset}-s{self.seed}-{digest(self.identity, 10)}"
+
+    def method_config(self) -> Any:
+        """Return the method's configuration."""
+        return read_stored(get_method(self.method).config_type, self.config.method, self.method)
+
+    def dataset_config(self) -> Any:
+        """Return the dataset's configuration."""
+        return read_stored(get_dataset(self.dataset).config_type, self.config.dataset, self.dataset)
+
+    def backbone(self) -> BackboneSpec:
+        """Return the network as a task carries it."""
+        values = self.config.backbone
+        known = {name: values[name] for name in ("name", "pretrained", "weights") if name in values}
+        return build_config(BackboneSpec, known, "backbone")
+
+    def command(self) -> str:
+        """Return the command that runs this job alone."""
+        parts = ["python -m bench run", f"--methods {self.method}", f"--datasets {self.dataset}"]
+        parts.append(f"--seeds {self.seed},")
+        if self.preset not in ("paper", DEFAULT_PRESET):
+            parts.append(f"--preset {self.preset}")
+        if self.overrides:
+            settings = (shlex.quote(f"{k}={v}") for k, v in self.overrides.items())
+            parts.append("--set " + " ".join(settings))
+        if self.quick:
+            parts.append("--quick")
+        return " ".join(parts)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the job as the keys that a record begins with."""
+        values = {name: value for name, value in vars(self).items() if name != "run_id"}
+        values |= {"supervision": asdict(self.supervision), "config": vars(self.config)}
+        values["splits"] = list(self.splits)
+        return {STORED_NAMES.get(name, name): value for name, value in values.items()}
+
+    @staticmethod
+    def from_json(raw: Values) -> Job:
+        """Read a job back; keys that are not a job's are passed over."""
+        names = {f.name: STORED_NAMES.get(f.name, f.name) for f in fields(Job)}
+        values = {name: raw[stored] for name, stored in names.items() if stored in raw}
+        return build_config(Job, values, "record")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; `presets` is where the user's tuned presets are, if anywhere."""
+
+    methods: tuple[str, ...]
+    datasets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    data_root: Path
+    preset: str = "paper"
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    quick: bool = False
+    presets: Path | None = None
+
+
+def locate(request: Request) -> dict[str, OnDisk | None]:
+    """Look for the request's datasets on disk."""
+    return {name: get_dataset(name).locate(request.data_root) for name in request.datasets}
+
+
+def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -> list[Job]:
+    """Resolve every configuration; any wrong name or value is an error here, before any work.
+
+    `found` says where the datasets lie, if that is known already.
+    """
+    found = locate(request) if found is None else found
+    methods = [get_method(name) for name in request.methods]
+    by_owner = _split_overrides(request)
+    jobs: list[Job] = []
+    for name in request.datasets:
+        dataset, place = get_dataset(name), found[name]
+        settings = build_config(dataset.config_type, by_owner.get(name, {}), name)
+        facts = dataset.info_on_disk(settings, place)
+        root = request.data_root
+        backbone = resolve_backbone(facts.backbone, by_owner.get("backbone", {}), root)
+        preset_backbone = resolve_backbone(facts.backbone, {}, root)
+        standin = place is not None and place.marker is not None
+        for method in methods:
+            config = _method_config(method, name, request, by_owner, standin)
+            preset = _method_config(method, name, request, {}, standin)
+            resolved = RunConfig(as_plain(config), as_plain(settings), backbone)
+            before = RunConfig(as_plain(preset), as_plain(dataset.config_type()), preset_backbone)
+            outside = {"method": method.distribution, "dataset": dataset.distribution}
+            plugin = {what: known for what, known in outside.items() if known is not None}
+            common = {
+                "method": method.name,
+                "version": method.version_of(config),
+                "config": {
+                    "method": identity_values(config),
+                    "dataset": identity_values(settings),
+                    "backbone": {k: v for k, v in backbone.items() if k != "weights"},
+                },
+                "fingerprint": facts.fingerprint(),
+                "quick": request.quick,
+                **({"plugin": plugin} if plugin else {}),
+            }
+            own_preset = request.preset != "paper" or has_preset(method, name)
+            first = Job(
+                method=method.name,
+                version=method.version_of(config),
+                supervision=method.supervision(config),
+                dataset=name,
+                protocol=facts.protocol,
+                fingerprint=facts.fingerprint(),
+                standin=standin,
+                quick=request.quick,
+                preset=request.preset if own_preset else DEFAULT_PRESET,
+                config=resolved,
+                seed=0,
+                identity=common,
+                overrides={
+                    key: value
+                    for key, value in request.overrides.items()
+                    if _setting(resolved, key, method.name, name)
+                    != _setting(before, key, method.name, name)
+                },
+                data_kind="standin" if standin else "release",
+            )
+            for seed in request.seeds:
+                jobs.append(replace(first, seed=seed, identity={**common, "seed": seed}))
+    return jobs
+
+
+def _setting(config: RunConfig, key: str, method: str, dataset: str) -> object:
+    """Look up a setting by its `--set` key; none where it belongs to another run's method."""
+    owner, *knobs = key.split(".")
+    owners = {method: config.method, dataset: config.dataset, "backbone": config.backbone}
+    value: object = owners.get(owner)
+    for knob in ["weights_sha256"] if key == "backbone.weights" else knobs:
+        value = value.get(knob) if isinstance(value, Mapping) else None
+    return value
+
+
+def _method_config(
+    method: Method,
+    dataset: str,
+    request: Request,
+    overrides: Mapping[str, Mapping[str, str]],
+    standin: bool,
+) -> Any:
+    """Build a method's configuration: defaults, then the preset, then the user's overrides."""
+    folder, quick = request.presets, request.quick
+    preset = preset_values(
+        method, dataset, request.preset, folder=folder, quick=quick, standin=standin
+    )
+    values = with_overrides(preset, overrides.get(method.name, {}))
+    config = build_config(method.config_type, values, method.name)
+    return config.quick() if quick and hasattr(config, "quick") else config
+
+
+def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> dict[str, object]:
+    """Describe the network; ImageNet weights are known by their digest, not by their path."""
+    known = {"name": str, "pretrained": bool, "weights": str | None}
+    for key in overrides:
+        if key not in known:
+            raise UsageError(
+                f"unknown setting 'backbone.{key}'{did_you_mean(key, known, 'backbone.')}",
+                f"settings of backbone: {', '.join(known)}",
+            )
+    values = {k: coerce(v, known[k], f"backbone.{k}") for k, v in overrides.items()}
+    name = values.get("name", default)
+    if name != default:
+        check_backbone(name)
+    pretrained = values.get("pretrained", name not in LENETS)
+    weights = values.get("weights")
+    if weights is not None and not Path(weights).is_file():
+        raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
+    spec: dict[str, object] = {"name": name, "pretrained": pretrained and name not in LENETS}
+    if spec["pretrained"]:
+        fetched = find_weights(root) if name in FETCHED_BACKBONES else None
+        path = Path(weights).resolve() if weights else fetched
+        spec["weights"] = str(path) if path else None
+        spec["weights_sha256"] = f"{name}.imagenet"
+        if weights and path:
+            with path.open("rb") as source:
+                spec["weights_sha256"] = hashlib.file_digest(source, "sha256").hexdigest()[:16]
+    return spec
+
+
+def require_weights(jobs: Iterable[Job], root: Path) -> None:
+    """Fail before any work if a job needs ImageNet weights that are not on disk."""
+    for job in jobs:
+        backbone = job.backbone()
+        if backbone.pretrained and backbone.weights is None:
+            known = backbone.name in FETCHED_BACKBONES
+            fetch = f"{get_command('weights', root)}, or " if known else ""
+            raise DataMissing(
+                f"{job.dataset} starts from ImageNet weights ({backbone.name}), which are not "
+                "on disk",
+                f"{fetch}--set backbone.weights=FILE, or train from "
+                "scratch with --set backbone.pretrained=false",
+            )
+
+
+def overrides_without(overrides: Mapping[str, str], owners: Set[str]) -> dict[str, str]:
+    """Return the overrides that do not belong to these methods or datasets."""
+    return {key: value for key, value in overrides.items() if key.split(".")[0] not in owners}
+
+
+def _split_overrides(request: Request) -> dict[str, dict[str, str]]:
+    """Sort overrides by owner, refusing owners that take no part in the request."""
+    owners = {*load_methods(), *load_datasets(), "backbone"}
+    present = {*request.methods, *request.datasets, "backbone"}
+    by_owner: dict[str, dict[str, str]] = {}
+    for key, value in request.overrides.items():
+        owner, _, knob = key.partition(".")
+        if owner not in owners:
+            raise UsageError(
+                f"--set {key}: nothing is called '{owner}'{did_you_mean(owner, owners)}",
+                f"set knobs of methods, datasets or backbone: {', '.join(sorted(owners))}",
+            )
+        if owner not in present:
+            absent = f"--set {key}: {owner} takes no part in this command"
+            raise UsageError(absent, "leave it out, or add it")
+        by_owner.setdefault(owner, {})[knob] = value
+    return by_owner
+
+
+def identity_changes(
+    before: Values, after: Values, prefix: str = ""
+) -> dict[str, tuple[object, object]]:
+    """Return the parts in which two identities differ, by dotted name, each with both values."""
+    changes: dict[str, tuple[object, object]] = {}
+    for name in dict.fromkeys((*before, *after)):
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changes |= identity_changes(old, new, f"{prefix}{name}.")
+        elif old != new:
+            changes[f"{prefix}{name}"] = (old, new)
+    return changes
+
+
+def shown_split(seed: int) -> Literal["val", "test"]:
+    """Return the split whose figures the terminal shows of a run with this seed.
+
+    What is settled on development seeds is settled by validation: a test figure that was seen
+    cannot be unseen.
+    """
+    return "val" if seed >= FIRST_DEVELOPMENT_SEED else "test"
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Read `5` as 0..4, and `3,7` or `3,` as exactly those."""
+    parts = [part.strip() for part in text.split(",")]
+    numbers = [part for part in parts if part]
+    if not numbers or not all(part.isdecimal() for part in numbers):
+        raise UsageError(f"--seeds must be a count or a list but got '{text}'", "e.g. 5 or 3,7")
+    if len(parts) == 1:
+        if int(numbers[0]) < 1:
+            raise UsageError("--seeds must ask for at least one seed", "e.g. --seeds 1")
+        if int(numbers[0]) > MOST_SEEDS:
+            raise UsageError(
+                f"--seeds {text} asks for {text} runs of every method and dataset",
+                f"give at most {MOST_SEEDS}; one seed is written with a comma, as in --seeds 3,",
+            )
+        return tuple(range(int(numbers[0])))
+    return tuple(dict.fromkeys(int(part) for part in numbers))
+
+
+def parse_names(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Read a comma-separated list; `all` means every known name."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError("an empty list of names", f"choose from {', '.join(known)}, or all")
+    return tuple(dict.fromkeys(n for name in names for n in (known if name == "all" else [name])))
+
+
+def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
+    """Read `owner.knob=value` pairs; a knob of a method's first stage is `owner.stage.knob`."""
+    overrides = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or key.count(".") not in (1, 2) or not all(key.split(".")):
+            raise UsageError(f"--set {text}: expected OWNER.KNOB=VALUE", "e.g. --set erm.lr=0.01")
+        overrides[key] = value
+    return overrides

@@ -1,0 +1,244 @@
+"""Showing work as it goes: a live table on a terminal, plain lines elsewhere. Always on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich import progress as bars
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from bench.job import Job, shown_split
+from bench.record import Record, Status
+from datasets.config import Values
+
+PREPARATION_SECONDS = 5.0  # between two lines about preparation, where there is no terminal
+QUIET_SECONDS = 30.0  # how often plain lines tell how far a running job is
+
+
+class Display(Protocol):
+    """Something that shows how the work is going."""
+
+    def started(self, job: Job) -> None:
+        """Show that a job was handed to a worker."""
+
+    def progressed(self, job: Job, progress: Values) -> None:
+        """Show how far a running job is."""
+
+    def finished(self, job: Job, record: Record) -> None:
+        """Show how a job ended."""
+
+    def tick(self) -> None:
+        """Show that time passed."""
+        return
+
+
+class PlainProgress(Display):
+    """One line when a job starts, when it ends, and now and then in between."""
+
+    def __init__(self, total: int, console: Console, *, done: int = 0) -> None:
+        self.total, self.done, self.console = total, done, console
+        self._last_line: dict[str, float] = {}
+        self._began: dict[str, float] = {}
+
+    def started(self, job: Job) -> None:
+        """Print that a job starts."""
+        self._began[job.run_id] = self._last_line[job.run_id] = time.monotonic()
+        self._print(f"start  {job.run_id}")
+
+    def progressed(self, job: Job, progress: Values) -> None:
+        """Print how far a job is, if its last line was long ago."""
+        if time.monotonic() - self._last_line.get(job.run_id, 0.0) > QUIET_SECONDS:
+            self._last_line[job.run_id] = time.monotonic()
+            self._print(f"  ...  {job.run_id}  {describe(progress)}")
+
+    def finished(self, job: Job, record: Record) -> None:
+        """Print how a job ended."""
+        self.done += 1
+        seconds = time.monotonic() - self._began.get(job.run_id, time.monotonic())
+        self._print(f"{record.status:6} {job.run_id}  {result_line(record)}  [{seconds:.0f} s]")
+
+    def _print(self, text: str) -> None:
+        line = f"[{self.done}/{self.total}] {text}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveTable:
+    """A table of running jobs that is drawn over and over, and a line for each finished one."""
+
+    def __init__(self, total: int, console: Console, *, done: int = 0, noun: str = "runs") -> None:
+        self.total, self.done, self.noun = total, done, noun
+        self._began: dict[str, float] = {}
+        self._progress: dict[str, Values] = {}
+        self.live = Live(self._table(), console=console, refresh_per_second=4, transient=True)
+
+    def started(self, job: Job) -> None:
+        """Add a row."""
+        self._began[job.run_id] = time.monotonic()
+        self._progress[job.run_id] = {}
+
+    def progressed(self, job: Job, progress: Values) -> None:
+        """Update a row; within an epoch, the score of the last one stays."""
+        before = self._progress.get(job.run_id, {})
+        within = "step" in progress and before.get("stage") == progress.get("stage")
+        kept = {"selection": before["selection"]} if within and "selection" in before else {}
+        self._progress[job.run_id] = {**kept, **progress}
+
+    def finished(self, job: Job, record: Record) -> None:
+        """Turn a row into a line above the table."""
+        self._progress.pop(job.run_id, None)
+        seconds = time.monotonic() - self._began.pop(job.run_id, time.monotonic())
+        self.done += 1
+        colour = "green" if record.done else "red"
+        self.live.console.print(
+            f"[{colour}]{record.status:6}[/] {job.run_id}  {escape(result_line(record))}  "
+            f"[dim]{seconds:.0f} s[/]"
+        )
+
+    def tick(self) -> None:
+        """Draw the table as it is now."""
+        self.live.update(self._table())
+
+    def _table(self) -> Table:
+        title = f"{self.done} of {self.total} {self.noun} finished"
+        columns = ("run", "stage", "epoch", "selection", "running for", "left in stage")
+        table = Table(*columns, title=title, title_justify="left")
+        for run_id, progress in self._progress.items():
+            value, end = _number(progress, "selection"), _number(progress, "expected_end")
+            table.add_row(
+                run_id,
+                str(progress.get("stage", "")),
+                _epoch_cell(progress),
+                f"{value:.2f}" if value is not None else "",
+                f"{time.monotonic() - self._began[run_id]:.0f} s",
+                f"{max(0.0, end - time.time()):.0f} s" if end is not None else "",
+            )
+        return table
+
+
+@contextmanager
+def progress_display(total: int, *, done: int = 0, noun: str = "runs") -> Iterator[Display]:
+    """Show progress as a live table on a terminal, else as plain lines.
+
+    Of all `total` jobs `done` were finished before; the table calls them by the noun.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield PlainProgress(total, console, done=done)
+        return
+    table = LiveTable(total, console, done=done, noun=noun)
+    with table.live:
+        yield table
+
+
+class PreparationBar:
+    """A progress bar for preparation such as decoding; nothing is shown of what is done at once."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self._bar: bars.Progress | None = None
+        self._tasks: dict[str, bars.TaskID] = {}
+        self._last_line = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show that `done` of `total` is done."""
+        if not self.console.is_terminal:
+            if time.monotonic() - self._last_line > PREPARATION_SECONDS:
+                self._last_line = time.monotonic()
+                self.console.print(f"{what}: {done}/{total}", highlight=False)
+            return
+        if self._bar is None:
+            text, count = bars.TextColumn("{task.description}"), bars.MofNCompleteColumn()
+            columns = text, bars.BarColumn(), count, bars.TimeRemainingColumn()
+            self._bar = bars.Progress(*columns, console=self.console)
+            self._bar.start()
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(what, total=total)
+        self._bar.update(self._tasks[what], completed=done)
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class Pace:
+    """Follows the epochs of a stage, and from them when the stage should end."""
+
+    def __init__(self) -> None:
+        self._stage: object = None
+        self._since = self._first = 0.0
+
+    def expect(self, progress: Values) -> dict[str, float]:
+        """Return when the stage should end, once two points of it were seen."""
+        epochs, done = _number(progress, "epochs"), _epochs_done(progress)
+        if not epochs or not done:
+            return {}
+        now = time.time()
+        stage = (progress.get("stage"), progress.get("iteration"), epochs)
+        if stage != self._stage or done <= self._first:
+            self._stage, self._since, self._first = stage, now, done
+            return {}
+        each = (now - self._since) / (done - self._first)
+        return {"expected_end": now + each * max(0.0, epochs - done)}
+
+
+def describe(progress: Values) -> str:
+    """Return in a few words how far a job is."""
+    stage = str(progress.get("stage", ""))
+    if "epoch" not in progress:
+        return stage
+    step = f", step {progress['step']}/{progress['steps']}" if "step" in progress else ""
+    value, end = _number(progress, "selection"), _number(progress, "expected_end")
+    selection = f", selection {value:.2f}" if value is not None else ""
+    until = f", until about {time.strftime('%H:%M', time.localtime(end))}" if end else ""
+    return f"{stage} epoch {_epoch_number(progress)}/{progress['epochs']}{step}{selection}{until}"
+
+
+def result_line(record: Record) -> str:
+    """Return in a few words how a job ended."""
+    if record.status is Status.PRUNED:
+        return str(record.details.get("reason", record.status))
+    if not record.done:
+        return record.failure.message if record.failure is not None else record.status.value
+    found = record.shown_metrics()
+    on = "validation " if shown_split(record.job.seed) == "val" else ""
+    if found.get("auroc") is not None:
+        nonpatch = found.get("auroc_nonpatch")
+        more = "" if nonpatch is None else f", non-patch {nonpatch:.3f}"
+        return f"{on}AUROC {found['auroc']:.3f}{more}"
+    wga, average = ("-" if (v := found.get(n)) is None else f"{v:.1f}" for n in ("wga", "avg"))
+    if "wga" in found:
+        return f"{on}WGA {wga}, average {average}"
+    value = found.get("selection")
+    chosen = "" if value is None else f"selection {value:.3g}, "
+    return f"{on}{chosen}average {average}"
+
+
+def _number(progress: Values, name: str) -> float | None:
+    value = progress.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _epochs_done(progress: Values) -> float:
+    """Return the epochs of a stage that are behind it, the begun one in part."""
+    epoch, step, steps = (_number(progress, name) for name in ("epoch", "step", "steps"))
+    return (epoch + (step / steps if step and steps else 0.0)) if epoch is not None else 0.0
+
+
+def _epoch_number(progress: Values) -> int:
+    """Return the number of the epoch that was finished last, or that a step is of."""
+    return int(_number(progress, "epoch") or 0) + ("step" in progress)
+
+
+def _epoch_cell(progress: Values) -> str:
+    epochs, done = _number(progress, "epochs"), _epochs_done(progress)
+    if not epochs or not done:
+        return ""
+    share = f", {done % 1:.0%}" if "step" in progress else ""
+    return f"{_epoch_number(progress)}/{epochs:.0f}{share}"

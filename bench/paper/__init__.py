@@ -1,0 +1,74 @@
+"""The NCT paper as a guest of the harness: its numbers, campaigns, tables and figures.
+
+`api.report` passes what is here to `reporting.build`; nothing else of `bench` but the command line
+imports it. Tables and figures are imported when they are asked for, so that a campaign's name can
+be looked up without torch and pandas.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bench.paper.campaigns import CAMPAIGNS, variant_specs
+
+if TYPE_CHECKING:
+    from bench.reporting import FigureSpec, Reference, TableBuilder
+
+    TABLES: tuple[TableBuilder, ...]
+    FIGURES: tuple[FigureSpec, ...]
+
+__all__ = ["CAMPAIGNS", "FIGURES", "TABLES", "reference", "variant_specs"]
+
+
+def reference() -> Reference:
+    """Return the paper's numbers that stand beside ours in tables which are not its own."""
+    from bench.paper import numbers
+
+    return numbers.reference()
+
+
+def __getattr__(name: str) -> object:
+    """Return TABLES, in the paper's order with what joins them, or FIGURES."""
+    if name == "TABLES":
+        return _tables()
+    if name == "FIGURES":
+        return _figures()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _tables() -> tuple[TableBuilder, ...]:
+    from bench.paper import ablations, depth, leaves, protocol
+    from bench.reporting import comparisons, main_table
+
+    return (
+        *(main_table.main_results, main_table.main_differences),
+        *(comparisons.worst_group_uncertainty, comparisons.paired_tests),
+        *(ablations.class_calibration, leaves.capture_rates),
+        *(protocol.dataset_summary, protocol.group_distributions),
+        *(protocol.preprocessing, protocol.hyperparams),
+        *(leaves.logit_stats, leaves.margins, leaves.cmnist_calibration),
+        comparisons.training_time,
+        *(depth.depth_ablation, depth.depth_choice, depth.depth_diagnostics, depth.pwga_corr),
+        *(ablations.ablation_trainable, ablations.abl_split, ablations.abl_minsamples),
+        *(ablations.aux_sweep, ablations.abl_sampling),
+        *(ablations.plus_parts, ablations.plus_controls),
+        *(main_table.smoke_runs, main_table.left_out),
+    )
+
+
+def _figures() -> tuple[FigureSpec, ...]:
+    from bench.paper import architecture, attribution, depth, leaves, theory
+    from bench.reporting import PARETO, RANKS, TRAINING_TIME, FigureSpec
+
+    return (
+        FigureSpec("architecture", "Inference through a tree", architecture.draw_architecture),
+        FigureSpec("routing", "Routing", architecture.draw_routing),
+        *leaves.CAPTURE_FIGURES,
+        FigureSpec("attribution", "LayerGradCAM by leaf", attribution.draw_leaves),
+        FigureSpec("attribution_paired", "LayerGradCAM, same images", attribution.draw_paired),
+        PARETO,
+        FigureSpec("depth_curves", "Impact of depth", depth.draw_depth_curves),
+        FigureSpec("proxy", "The proxy against the truth", depth.draw_proxy),
+        *(TRAINING_TIME, RANKS),
+        FigureSpec("theory", "Enrichment and gap", theory.draw_theory, of_runs=False),
+    )

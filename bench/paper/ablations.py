@@ -1,0 +1,351 @@
+"""The ablation tables of the paper, and of NCT+, a variant made here; a column or row a variant.
+
+The paper's ablations take, for each seed, the better of iterations 2 and 3 on test. That is a
+choice made on test data, and is labelled so wherever it is shown; the depth rule's own choice,
+which is what the method would return, stands beside it. Default columns are the main runs.
+
+NCT+ has three tables on what its gain owes to what. Parts: whole and with one part changed.
+Controls: NCT and NCT+ on other draws of CMNIST; where validation is dyed like training, its class
+labels say nothing that training does not, so that calibration has nothing of that to gain.
+Calibrated classes: what the code that calibrates the leaves of NCT+ gives to every other method,
+with a bias a class and a common scale, fitted to stored validation scores and applied to stored
+test scores; nothing is trained again. What leaves add beyond this is not owed to labels alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from bench.paper.campaigns import CAMPAIGNS
+from bench.paper.numbers import paper_by, paper_cell, with_verdict
+from bench.paper.trees import METHOD, Reader, TreeRecord, Trees, tree_table, with_trees
+from bench.reporting.collection import Collection, Run, metric_values
+from bench.reporting.inputs import ReportInput
+from bench.reporting.main_table import tiers
+from bench.reporting.names import dataset_names, dataset_title, headline, method_title
+from bench.reporting.statistics import compare_pairs
+from bench.reporting.table import (
+    SEEDS_SPREAD,
+    Cell,
+    CellKey,
+    Column,
+    Row,
+    Table,
+    averaged,
+    empty,
+    mark_best,
+    measured_and_reference_rows,
+    metric_digits,
+)
+from methods.metrics import worst_group_metric
+from methods.nct.plus import PlusConfig, fit_calibration
+
+DATASETS = ("waterbirds", "celeba", "cmnist", "umnist", "isic")
+"""The paper's order of datasets in these tables."""
+
+TEST_SELECTED = (
+    "better of 2 and 3 is test-selected, as published; depth rule is what the method itself chose "
+    "on validation data"
+)
+VERDICTS = "Within, above, below: our mean against the paper's, by the paper's spread."
+SEEDS_NOTE = "A default column holds the main runs; other columns are a sweep of three seeds."
+
+
+def metric_at(tree: TreeRecord, t: int) -> float | None:
+    """Return the test metric of the ablations: overall AUROC where there is one, else WGA."""
+    iteration = tree.at(t)
+    metrics = iteration.test.values if iteration is not None else {}
+    return metrics.get("auroc", metrics.get("wga"))
+
+
+def selected_on_test(tree: TreeRecord) -> float | None:
+    """Return the better of iterations 2 and 3, chosen on test as the paper does."""
+    return max((value for t in (2, 3) if (value := metric_at(tree, t)) is not None), default=None)
+
+
+def selected_by_rule(tree: TreeRecord) -> float | None:
+    """Return the metric of the iteration that the method chose, without looking at test."""
+    return metric_at(tree, tree.chosen_iteration)
+
+
+SELECTORS: Mapping[str, Reader] = {
+    "better of 2 and 3 (test-selected)": selected_on_test,
+    "depth rule": selected_by_rule,
+}
+TERMINAL_COLUMNS: Mapping[str, Reader] = {
+    "iteration 2": partial(metric_at, t=2),
+    "iteration 3": partial(metric_at, t=3),
+    "iteration chosen by the depth rule": selected_by_rule,
+    "better of iterations 2 and 3 (test-selected, as published)": selected_on_test,
+}
+"""What `bench campaign` prints of an ablation, by the title of the column."""
+
+
+def abl_minsamples(given: ReportInput) -> Table:
+    """Compare merging of sparse nodes with none, at iterations 2 and 3."""
+    campaign = CAMPAIGNS["ablation-merging"]
+    columns = [(variant, t) for t in (2, 3) for variant in campaign.variants]
+    paper = paper_by("abl_minsamples", "dataset", "iteration", "variant")
+    rows: list[Row] = []
+    for name in DATASETS:
+        measured_cells, paper_cells = [], []
+        for variant, t in columns:
+            key = CellKey(METHOD, name, headline(name), f"{variant.name} iteration {t}")
+            trees = Trees(with_trees(given.runs.variant(campaign.name, variant.name, name)))
+            measured_cells.append(trees.cell(key, partial(metric_at, t=t)))
+            paper_cells.append(paper_cell(paper[name, str(t), variant.title.lower()], key))
+        title = dataset_title(name, headline(name))
+        marked, paper_marked = (
+            (*mark_best(cells[:2], mark_ties=False), *mark_best(cells[2:], mark_ties=False))
+            for cells in (with_verdict(measured_cells, paper_cells), paper_cells)
+        )
+        rows += measured_and_reference_rows((title,), marked, paper_marked, title)
+    return tree_table(
+        label="abl_minsamples",
+        title="Sparse-node merging",
+        caption="No merging (threshold 0) against the default threshold, at each iteration.",
+        columns=tuple(Column(variant.title, f"Iteration {t}") for variant, t in columns),
+        rows=tuple(rows),
+        notes=("Three seeds in both columns, as in the paper.", VERDICTS),
+    )
+
+
+def _by_variant(
+    given: ReportInput, name: str, title: str, caption: str, *, in_paper: bool = True
+) -> Table:
+    """Return a table with a column a variant; the paper's file names them by their values."""
+    campaign = CAMPAIGNS[name]
+    paper = paper_by(campaign.table, "dataset", "variant") if in_paper else {}
+    rows = []
+    for dataset in DATASETS:
+        metric = headline(dataset)
+        header = dataset_title(dataset, metric)
+        keys = [CellKey(METHOD, dataset, metric, variant.name) for variant in campaign.variants]
+        found = [given.runs.variant(name, key.variant, dataset) for key in keys]
+        columns = [Trees(with_trees(runs)) for runs in found]
+        paper_cells = [
+            paper_cell(paper[dataset, value], key)
+            for variant, key in zip(campaign.variants, keys, strict=True)
+            for value in variant.overrides.values()
+            if in_paper
+        ]
+        for selector, read in SELECTORS.items():
+            cells = [
+                trees.cell(replace(key, variant=f"{key.variant}; {selector}"), read)
+                for trees, key in zip(columns, keys, strict=True)
+            ]
+            if paper_cells and read is selected_on_test:  # as the paper selects
+                cells = with_verdict(cells, paper_cells)
+            marked = mark_best(cells, mark_ties=False)
+            rows.append(Row((header, f"measured, {selector}"), marked, header, "measured"))
+        if paper_cells:
+            marked = mark_best(paper_cells, mark_ties=False)
+            rows.append(Row((header, "paper"), marked, header, "paper"))
+    return tree_table(
+        label=campaign.table,
+        title=title,
+        caption=caption,
+        columns=tuple(Column(variant.title) for variant in campaign.variants),
+        rows=tuple(rows),
+        selection=TEST_SELECTED,
+        notes=(SEEDS_NOTE, VERDICTS) if in_paper else (SEEDS_NOTE,),
+        in_paper=in_paper,
+    )
+
+
+ablation_trainable = partial(
+    _by_variant,
+    name="ablation-scope",
+    title="Trainable scope",
+    caption="Standard two-phase training, heads only, and full fine-tuning.",
+)
+abl_split = partial(
+    _by_variant,
+    name="ablation-heads",
+    title="Head architecture",
+    caption="Both children linear, both MLP, linear easy with MLP hard (default), and reversed.",
+)
+aux_sweep = partial(
+    _by_variant,
+    name="ablation-aux",
+    title="Auxiliary loss",
+    caption="The weight of the parents' loss; the default differs from dataset to dataset.",
+)
+abl_sampling = partial(  # which the paper announces without a table
+    _by_variant,
+    name="ablation-sampling",
+    title="Node sampling",
+    caption="Three ways to balance nodes; the default differs from dataset to dataset.",
+    in_paper=False,
+)
+
+PARTS = CAMPAIGNS["plus-parts"]
+CONTROLS = CAMPAIGNS["plus-controls"]
+UNCERTAINTY = f"{SEEDS_SPREAD}; differences: the 95% t-interval over the shared seeds"
+
+
+def plus_parts(given: ReportInput) -> Table:
+    """Take the parts of NCT+ away one by one, and fit its calibration elsewhere."""
+    (method,), (dataset,), whole = PARTS.methods, PARTS.datasets, PARTS.variants[0]
+    all_parts = given.runs.variant(PARTS.name, whole.name, dataset)
+    rows = []
+    for variant in PARTS.variants:
+        changed = given.runs.variant(PARTS.name, variant.name, dataset)
+        key = CellKey(method, dataset, headline(dataset), variant.name)
+        gain = replace(key, variant=f"{variant.name}; minus all parts")
+        itself = empty(gain, "this is the whole")
+        lead = itself if variant is whole else _difference(changed, all_parts, gain)
+        rows.append(Row((variant.title,), (_mean(changed, key), lead)))
+    return Table(
+        label=PARTS.table,
+        title="Parts of NCT+",
+        caption=(
+            "NCT+, a variant made here, whole and with one part changed, and the difference to the "
+            "whole on the same seeds. Calibration uses validation class labels: all of them, half "
+            "(the other half then chooses checkpoint and depth), or those of as many training "
+            "images instead."
+        ),
+        row_headers=("Variant",),
+        columns=tuple(
+            Column(title, dataset_title(dataset, headline(dataset)))
+            for title in ("Mean", "Difference")
+        ),
+        rows=tuple(rows),
+        notes=(
+            "Three seeds where a part is changed, as in the paper's sweeps; five of the whole, and "
+            "without calibration.",
+        ),
+        uncertainty=UNCERTAINTY,
+        in_paper=False,
+    )
+
+
+def plus_controls(given: ReportInput) -> Table:
+    """Compare NCT+ with NCT on other draws of the data."""
+    (plain, plus), (dataset,) = CONTROLS.methods, CONTROLS.datasets
+    rows = []
+    for variant in CONTROLS.variants:
+        found = given.runs.variant(CONTROLS.name, variant.name, dataset)
+        own = {name: [run for run in found if run.method == name] for name in CONTROLS.methods}
+        means = [_mean(own[m], CellKey(m, dataset, "wga", variant.name)) for m in own]
+        gain = CellKey(plus, dataset, "wga", f"{variant.name}; minus {plain}")
+        cells = (*means, _difference(own[plus], own[plain], gain))
+        rows.append(Row((dataset_title(dataset), variant.title), cells))
+    return Table(
+        label=CONTROLS.table,
+        title="Controls of NCT+",
+        caption=(
+            "Test worst-group accuracy on the data of the main table, with the training colours of "
+            "CnC's generator, and with validation dyed by the rule of training (30 conflicting "
+            "images), and the gain of NCT+ over NCT on the same seeds with its 95% t-interval."
+        ),
+        row_headers=("Dataset", "Data"),
+        columns=(Column(method_title(plain)), Column(method_title(plus)), Column("Gain")),
+        rows=tuple(rows),
+        notes=(
+            "Biased validation takes more away than the calibration's labels: conflicting cells "
+            "have one or two images, too few to count in the cell-pWGA that chooses the checkpoint "
+            "of NCT+, and NCT's pWGA2 counts only leaves that some image reaches, so that neither "
+            "need notice a tree that tells no conflicting image apart.",
+        ),
+        uncertainty=UNCERTAINTY,
+        in_paper=False,
+    )
+
+
+def _mean(runs: Sequence[Run], key: CellKey) -> Cell:
+    values = metric_values(runs, key.metric)
+    return averaged(values, key) if values else empty(key, "not run")
+
+
+def _difference(ours: Sequence[Run], theirs: Sequence[Run], key: CellKey) -> Cell:
+    """Return our mean lead over theirs on the seeds that both have, with its 95% interval."""
+    values = {
+        side: {
+            run.seed: value for run in own if (value := run.record.test.get(key.metric)) is not None
+        }
+        for side, own in (("ours", ours), ("theirs", theirs))
+    }
+    seeds = values["ours"].keys() & values["theirs"].keys()
+    if not seeds:
+        return empty(key, "no shared seeds")
+    (gain,) = compare_pairs(values)
+    digits = metric_digits(key.metric)
+    note = "one seed" if gain.n == 1 else "the same on every seed"
+    if gain.low is not None and gain.high is not None:
+        note = f"95%: {gain.low:+.{digits}f} to {gain.high:+.{digits}f}"
+    return Cell(
+        "measured",
+        key,
+        mean=gain.difference,
+        n=gain.n,
+        ci_low=gain.low,
+        ci_high=gain.high,
+        note=note,
+        signed=True,
+        digits=digits,
+        run_ids=tuple(sorted(run.run_id for run in (*ours, *theirs) if run.seed in seeds)),
+    )
+
+
+def class_calibration(given: ReportInput) -> Table:
+    """Compare worst-group accuracy with calibrated classes with that of the main table."""
+    names = [name for name in dataset_names() if headline(name) == "wga"]
+    rows = []
+    for tier in tiers(given.reference):
+        cells = [cell for name in names for cell in _calibrated(given.runs, tier.method, name)]
+        rows.append(Row((method_title(tier.method),), tuple(cells), section=tier.section))
+    return Table(
+        label="class_calibration",
+        title="Calibrated classes",
+        caption=(
+            "Test worst-group accuracy of the main runs after a bias for each class and a common "
+            "scale were fitted to the run's validation scores on class labels alone, and its "
+            "difference from the main table. A control for NCT+, which calibrates leaves."
+        ),
+        row_headers=("Method",),
+        columns=tuple(
+            Column(title, dataset_title(name)) for name in names for title in ("Calibrated", "Gain")
+        ),
+        rows=tuple(rows),
+        notes=("Scores are kept in half precision. DFR and ExMap were fitted on validation too.",),
+        in_paper=False,
+        section_titles=True,
+    )
+
+
+def _calibrated(runs: Collection, method: str, dataset: str) -> list[Cell]:
+    """Return the calibrated worst group, and how much more that is."""
+    keys = [CellKey(method, dataset, "wga", kind) for kind in ("calibrated", "gain")]
+    found = runs.published(method, dataset)
+    after, gain = [], []
+    for run in found:
+        value, before = calibrated_wga(run), run.record.test.wga
+        if value is not None and before is not None:
+            after.append((value, run.run_id))
+            gain.append((value - before, run.run_id))
+    if not after:
+        reason = "no scores kept" if found else runs.absence(method, dataset)
+        return [empty(key, reason) for key in keys]
+    return [averaged(after, keys[0]), averaged(gain, keys[1])]
+
+
+def calibrated_wga(run: Run) -> float | None:
+    """Calibrate a run's classes on its validation scores and return the test worst group."""
+    table = run.predictions()
+    if table is None or "score_0" not in table:
+        return None
+    names = [f"score_{c}" for c in range(sum(str(name).startswith("score_") for name in table))]
+    val, test = (table[table["split"] == split] for split in ("val", "test"))
+    if val.empty or test.empty:
+        return None
+    scores, test_scores = (torch.tensor(own[names].to_numpy("float32")) for own in (val, test))
+    y, test_y, groups = (
+        torch.tensor(column.to_numpy("int64")) for column in (val["y"], test["y"], test["group"])
+    )
+    calibration = fit_calibration(scores, y, len(names), PlusConfig.penalty)
+    return worst_group_metric(calibration(test_scores), test_y, groups, "wga")

@@ -1,0 +1,490 @@
+"""One run as it is kept: typed, and read and written here and nowhere else.
+
+`record.json` is flat; Python sees groups of fields. A file of an older schema is upgraded when it
+is read and stays as it is on disk; a key that no field has, what a method says of itself above all,
+is kept in `details` (or in the `extra` of its part) and survives a rewrite. A file that cannot be
+read is an `Unreadable`, never an exception: it costs one run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from bench.job import STORED_NAMES, Job, shown_split
+from bench.provenance import (
+    Environment,
+    GitState,
+    Plugin,
+    Provenance,
+    code_digest,
+    environment,
+    git_state,
+    plugin_info,
+)
+from datasets.catalogue import get_dataset
+from datasets.config import Values, build_config
+from datasets.errors import BenchError
+from methods.base import get_method
+
+SCHEMA_VERSION = 2
+INTERRUPTED = ("worker_died", "node_failure", "cancelled", "lost")
+"""Kinds of failure that say nothing about the run: it was stopped, and can simply go on."""
+WITHOUT_GROUPS = ("avg", "auroc", "worst_class")  # metrics that no group label enters
+BY_GROUP = ("group_accuracy", "group_count")
+LEFT_OUT_IF_NONE = ("epochs_run", "code", "after_seconds")  # keys of parts that schema 1 lacks
+
+Part = TypeVar("Part")
+
+
+class Status(StrEnum):
+    """What has become of a run; `missing` is one that was never begun."""
+
+    DONE = "done"
+    FAILED = "failed"
+    RUNNING = "running"
+    QUEUED = "queued"
+    PREEMPTED = "preempted"
+    PRUNED = "pruned"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The metrics of one split; accuracies in percent, AUROCs between 0 and 1.
+
+    A value is none where it is undefined.
+    """
+
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    group_accuracy: Mapping[str, float | None] = field(default_factory=dict)
+    group_count: Mapping[str, int] = field(default_factory=dict)
+
+    def get(self, name: str) -> float | None:
+        """Return a metric, or none where the split has no such figure."""
+        return self.values.get(name)
+
+    @property
+    def wga(self) -> float | None:
+        """Worst-group accuracy."""
+        return self.get("wga")
+
+    @property
+    def avg(self) -> float | None:
+        """Plain average accuracy."""
+        return self.get("avg")
+
+    def to_json(self) -> dict[str, object]:
+        """Return the metrics as the record keeps them."""
+        groups = {name: dict(vars(self)[name]) for name in BY_GROUP}
+        return {**self.values, **{name: own for name, own in groups.items() if own}}
+
+    @staticmethod
+    def from_json(raw: Values) -> Metrics:
+        """Read them back."""
+        groups = {name: raw[name] for name in BY_GROUP if name in raw}
+        values = {name: value for name, value in raw.items() if name not in groups}
+        return build_config(Metrics, {"values": values, **groups}, "metrics")
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What one stage of a run took, by itself and, with what it found made already, in this run.
+
+    Attributes:
+        key: the stage's address, or the run's id for the fit itself.
+        seconds_standalone: as if the run had made it.
+        seconds_marginal: what it added to this run; nothing for a stage that was reused.
+        git, code: of the code that computed it.
+    """
+
+    name: str
+    key: str
+    seconds_standalone: float
+    seconds_marginal: float
+    cpu_seconds: float | None
+    image_passes: int
+    reused: bool
+    git: GitState = field(default_factory=GitState)
+    code: str | None = None
+    extra: Values = field(default_factory=dict)
+
+    def reused_copy(self) -> StageCost:
+        """Return the cost to a run that found the stage made already."""
+        return replace(self, seconds_marginal=0.0, reused=True)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run took."""
+
+    stages: tuple[StageCost, ...] = ()
+    peak_memory_bytes: int | None = None
+    energy_kwh: float | None = None
+
+    def standalone(self) -> float:
+        """Return the seconds of all stages, as if nothing had been shared."""
+        return sum(stage.seconds_standalone for stage in self.stages)
+
+    def marginal(self) -> float:
+        """Return the seconds that the run itself took."""
+        return sum(stage.seconds_marginal for stage in self.stages)
+
+    def cpu(self) -> float | None:
+        """Return the processor's seconds of all stages, if every stage has them."""
+        known = [stage.cpu_seconds for stage in self.stages if stage.cpu_seconds is not None]
+        return sum(known) if len(known) == len(self.stages) else None
+
+    def image_passes(self) -> int:
+        """Return the images that went through the network in all stages."""
+        return sum(stage.image_passes for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the fit chose its model by; a value that is not finite is stored as none."""
+
+    rule: str
+    value: float | None = None
+    epoch: int | None = None
+    epochs_run: int | None = None
+    extra: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PartitionQuality:
+    """How an inferred partition of a split compares with the true groups there.
+
+    Attributes:
+        matched_group: the rarest group, or named set of groups, that precision and recall are of.
+        enrichment: how many times more of it the best part holds than the whole split.
+    """
+
+    split: str
+    precision: float | None
+    recall: float | None
+    enrichment: float | None
+    ami: float | None
+    sizes: tuple[int, ...]
+    matched_group: str
+    extra: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run that ended well."""
+
+    metrics: Mapping[str, Metrics]
+    selection: Selection | None = None
+    partition: PartitionQuality | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed, what to do about it, and the command that runs it again."""
+
+    kind: str
+    message: str
+    remedy: str = ""
+    command: str = ""
+    stderr_tail: str = ""
+    after_seconds: float | None = None
+    extra: Values = field(default_factory=dict)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was only stopped, and can simply go on."""
+        return self.kind in INTERRUPTED
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: what it was, how it came about, what it took, and what came of it.
+
+    Attributes:
+        details: what the method says of itself, each under one key, and keys no field has.
+    """
+
+    job: Job
+    status: Status
+    provenance: Provenance = field(default_factory=Provenance)
+    cost: Cost = field(default_factory=Cost)
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    details: Values = field(default_factory=dict)
+    stored_id: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run; that of its folder where it was read from one."""
+        return self.stored_id or self.job.run_id
+
+    @property
+    def done(self) -> bool:
+        """Whether the run ended well."""
+        return self.status is Status.DONE
+
+    @property
+    def test(self) -> Metrics:
+        """Test metrics; empty where there are none."""
+        return self.metrics("test")
+
+    @property
+    def val(self) -> Metrics:
+        """Validation metrics; empty where there are none."""
+        return self.metrics("val")
+
+    def metrics(self, split: str) -> Metrics:
+        """Return the metrics of a split; empty where there are none."""
+        return self.outcome.metrics.get(split, Metrics()) if self.outcome else Metrics()
+
+    @property
+    def selection(self) -> Selection | None:
+        """What the model was chosen by, if the run ended well and chose anything."""
+        return self.outcome.selection if self.outcome else None
+
+    @property
+    def partition(self) -> PartitionQuality | None:
+        """Quality of the inferred partition, where the method has one."""
+        return self.outcome.partition if self.outcome else None
+
+    def git_states(self) -> list[GitState]:
+        """Return the states of the code that computed the run and the stages it took over."""
+        return [self.provenance.git, *(stage.git for stage in self.cost.stages)]
+
+    def shown_metrics(self) -> dict[str, float | None]:
+        """Return the figures that the terminal shows of a finished run.
+
+        Of a development seed these are validation figures that the method's tier grants; a method
+        without validation groups is developed by what it selects by itself, which then stands in
+        the place of worst groups.
+        """
+        if shown_split(self.job.seed) == "test":
+            return dict(self.test.values)
+        if self.job.supervision.val_groups:
+            return dict(self.val.values)
+        own = {name: self.val.get(name) for name in WITHOUT_GROUPS if name in self.val.values}
+        return {"selection": self.selection.value if self.selection else None, **own}
+
+    def to_json(self) -> dict[str, object]:
+        """Return the record as it is written: flat, as the contract names its keys."""
+        origin = self.provenance
+        raw: dict[str, object] = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": self.run_id,
+            "status": self.status.value,
+            **self.job.to_json(),
+            "seed_tree": origin.seed_tree,
+            "command": origin.command,
+            "environment": to_plain(origin.environment),
+            "git": to_plain(origin.git),
+            "code": origin.code,
+            "plugin": origin.plugin and to_plain(origin.plugin),
+        }
+        if self.outcome is not None or self.cost.stages:
+            raw["stages"] = [to_plain(stage) for stage in self.cost.stages]
+        if self.outcome is not None:
+            raw |= {
+                "selection": self.selection and to_plain(self.selection),
+                "peak_memory_bytes": self.cost.peak_memory_bytes,
+                "energy_kwh": self.cost.energy_kwh,
+                "device": origin.device,
+                "threads": origin.threads,
+                "label_digest": origin.label_digest,
+                "metrics": {split: m.to_json() for split, m in self.outcome.metrics.items()},
+            }
+            if self.partition is not None:
+                raw["partition"] = to_plain(self.partition)
+        if self.failure is not None:
+            raw["failure"] = to_plain(self.failure)
+        return {**raw, **self.details}
+
+    @staticmethod
+    def from_json(raw: Values) -> Record:
+        """Read a record of any schema up to today's; raise `BenchError` if it is none."""
+        raw = _from_schema_1(raw) if raw.get("schema_version") == 1 else raw
+        try:
+            job = Job.from_json(raw)
+        except (TypeError, KeyError) as error:
+            raise BenchError(f"the record lacks a field: {error}") from error
+        origin = ("device", "threads", "label_digest", "command", "seed_tree", "code")
+        provenance = replace(
+            _read_flat(Provenance, raw, origin),
+            environment=read_part(Environment, raw["environment"]),
+            git=read_part(GitState, raw["git"]),
+            plugin=_read_optional(Plugin, raw.get("plugin")),
+        )
+        stages, metrics = raw.get("stages", []), raw.get("metrics", {})
+        if not isinstance(stages, list) or not isinstance(metrics, Mapping):
+            raise BenchError("stages or metrics of the record have the wrong form")
+        outcome = Outcome(
+            {str(split): Metrics.from_json(values) for split, values in metrics.items()},
+            _read_optional(Selection, raw.get("selection")),
+            _read_optional(PartitionQuality, raw.get("partition")),
+        )
+        return Record(
+            job=job,
+            status=Status(str(raw["status"])),
+            provenance=provenance,
+            cost=replace(
+                _read_flat(Cost, raw, ("peak_memory_bytes", "energy_kwh")),
+                stages=tuple(read_part(StageCost, stage) for stage in stages),
+            ),
+            outcome=outcome if "metrics" in raw else None,
+            failure=_read_optional(Failure, raw.get("failure")),
+            details={name: value for name, value in raw.items() if name not in RECORD_KEYS},
+            stored_id=str(raw["run_id"]),
+        )
+
+
+RECORD_KEYS = {
+    *("schema_version", "run_id", "status"),
+    *(STORED_NAMES.get(own.name, own.name) for own in fields(Job)),
+    *("seed_tree", "command", "environment", "git", "code", "plugin", "stages", "selection"),
+    *("peak_memory_bytes", "energy_kwh", "device", "threads", "label_digest", "metrics"),
+    *("partition", "failure"),
+}
+"""The keys of a record; a method's details may have none of them."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A run whose record cannot be read: damaged, foreign, or of a newer version."""
+
+    run_id: str
+    path: Path
+    reason: str
+
+
+def read_record(path: Path) -> Record | Unreadable | None:
+    """Read a record file; none if there is no file."""
+    run_id = path.parent.name
+    try:
+        raw = json.loads(path.read_text())
+        if not isinstance(raw, dict):
+            return Unreadable(run_id, path, "it is not a JSON object")
+        version = raw.get("schema_version")
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            return Unreadable(
+                run_id, path, f"it has schema version {version}: update nct-bench to read it"
+            )
+        return Record.from_json(raw)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, BenchError) as error:
+        message = error.message if isinstance(error, BenchError) else f"{error}"
+        return Unreadable(run_id, path, message or type(error).__name__)
+
+
+def _from_schema_1(raw: Values) -> Values:
+    """Derive what schema 1 left out: the hashed identity, and the kind of data."""
+    config = raw["config"]
+    assert isinstance(config, Mapping)
+    backbone = {name: value for name, value in config["backbone"].items() if name != "weights"}
+    identity = {
+        "method": raw["method"],
+        "version": raw["method_version"],
+        "config": {**config, "backbone": backbone},
+        "fingerprint": raw["data_fingerprint"],
+        "seed": raw["seed"],
+        "quick": raw["quick"],
+        **({"stacked": True} if raw.get("stack") else {}),
+    }
+    metrics = raw.get("metrics")
+    trial = isinstance(metrics, Mapping) and "test" not in metrics
+    return {
+        **raw,
+        "identity": identity,
+        "data_kind": "standin" if raw["standin"] else "release",
+        "code": None,
+        "plugin": None,
+        **({"splits": ["train", "val"]} if trial else {}),
+    }
+
+
+def new_record(job: Job, status: Status, **parts: object) -> Record:
+    """Return a record of a run by the code and on the machine at hand."""
+    provenance = Provenance(
+        command=job.command(),
+        seed_tree={"root": job.seed, "rule": "sha256('root/name/...'), first 63 bits"},
+        environment=environment(),
+        git=git_state(),
+        code=code_digest(),
+        plugin=_plugin_of(job),
+    )
+    return Record(job=job, status=status, provenance=provenance, **parts)  # type: ignore[arg-type]
+
+
+def _plugin_of(job: Job) -> Plugin | None:
+    """Describe the distribution of the job's method, or else of its dataset, if it has one."""
+    if "plugin" in job.identity:  # else a built-in, whose code need not even be importable
+        for owner in (get_method(job.method), get_dataset(job.dataset)):
+            if owner.distribution is not None:
+                return plugin_info(owner.distribution, type(owner).__module__)
+    return None
+
+
+def failed_record(
+    job: Job, error: BaseException, started: float, path_arguments: str = ""
+) -> Record:
+    """Return the record of a failed run: what went wrong, what to do, how to run it again.
+
+    Args:
+        job: the job that failed.
+        error: what it failed with.
+        started: when it was started.
+        path_arguments: arguments that name its data root and results folder.
+    """
+    kind, remedy = str(getattr(error, "kind", "error")), str(getattr(error, "remedy", ""))
+    # On a CPU torch only says in a RuntimeError's text that memory ran out.
+    in_text = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    if in_text or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        kind, remedy = "out_of_memory", "use a smaller batch_size, fewer --workers, or more memory"
+    failure = Failure(
+        kind=kind,
+        message=error.message
+        if isinstance(error, BenchError)
+        else f"{type(error).__name__}: {error}",
+        remedy=remedy or "see stderr_tail; if it looks like a defect, report it",
+        command=f"{job.command()} {path_arguments} --rerun failed".replace("  ", " "),
+        stderr_tail="".join(traceback.format_exception(error))[-4000:],
+        after_seconds=round(time.time() - started, 1),
+    )
+    return new_record(job, Status.FAILED, failure=failure)
+
+
+def to_plain(part: object) -> dict[str, object]:
+    """Return a part of a record as JSON-ready values, its unknown keys among them."""
+    assert is_dataclass(part) and not isinstance(part, type)
+    values: dict[str, object] = asdict(part)
+    extra = values.pop("extra", {})
+    assert isinstance(extra, dict)
+    kept = {n: v for n, v in values.items() if v is not None or n not in LEFT_OUT_IF_NONE}
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in kept.items()} | extra
+
+
+def read_part(kind: type[Part], raw: object) -> Part:
+    """Read a part of a record; keys that it has no field for go into its `extra`."""
+    if not isinstance(raw, Mapping):
+        raise BenchError(f"{kind.__name__} of the record is not an object")
+    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, object] = {name: raw[name] for name in names if name in raw}
+    unknown = {name: value for name, value in raw.items() if name not in names}
+    if unknown and "extra" in names:
+        values["extra"] = unknown
+    return build_config(kind, values, kind.__name__)
+
+
+def _read_optional(kind: type[Part], raw: object) -> Part | None:
+    return None if raw is None else read_part(kind, raw)
+
+
+def _read_flat(kind: type[Part], raw: Values, names: Sequence[str]) -> Part:
+    """Read a part whose values stand in the record itself."""
+    return build_config(kind, {n: raw[n] for n in names if raw.get(n) is not None}, "record")

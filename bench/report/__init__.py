@@ -1,1 +1,0 @@
-"""Tables from stored runs, with the paper's own numbers beside them."""

@@ -1,0 +1,67 @@
+"""Reports from stored runs: tables, figures and a page, with a paper's numbers beside ours.
+
+Nothing here knows a method, a dataset or a paper by name: titles and order come from the
+registries, and what a paper adds are arguments of `build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.reporting.collection import Collection, VariantSpec, clear_cached_tables, collect
+from bench.reporting.comparisons import paired_tests, training_time, worst_group_uncertainty
+from bench.reporting.figure import FORMATS, PARETO, RANKS, TRAINING_TIME, FigureSpec, write_figures
+from bench.reporting.html import html_page
+from bench.reporting.inputs import Reference, ReportInput, TableBuilder
+from bench.reporting.latex import build_pdf, document_source, table_source
+from bench.reporting.main_table import left_out, main_results, smoke_runs
+from datasets.files import atomic_file
+
+__all__ = ["Collection", "FigureSpec", "Reference", "ReportInput", "TableBuilder", "VariantSpec"]
+__all__ += ["PARETO", "RANKS", "TRAINING_TIME", "build", "build_pdf", "collect"]
+
+# What is in a report without any paper.
+GENERIC_TABLES: tuple[TableBuilder, ...] = (
+    *(main_results, worst_group_uncertainty, paired_tests, training_time, smoke_runs, left_out),
+)
+GENERIC_FIGURES = (PARETO, TRAINING_TIME, RANKS)
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """Where a report was written: the page, which has everything in it, and all files."""
+
+    page: Path
+    files: tuple[Path, ...]
+
+
+def build(
+    out: Path,
+    given: ReportInput,
+    tables: Sequence[TableBuilder] = GENERIC_TABLES,
+    figures: Sequence[FigureSpec] = GENERIC_FIGURES,
+    formats: Sequence[str] = FORMATS,
+) -> WrittenReport:
+    """Write a report; a partial or empty store gives one too, in which empty cells have reasons.
+
+    `formats` are those of the figures' files; the page needs `svg`, the document `pdf`.
+    """
+    page = out / "index.html"
+    written: dict[Path, str] = {}
+    try:
+        made = [table(given) for table in tables]
+        drawn = write_figures(given, figures, out / "figures", formats)
+        for table in made:
+            written[out / "tables" / f"{table.label}.csv"] = table.to_csv()
+            written[out / "tables" / f"{table.label}.tex"] = table_source(table)
+        written[out / "main.tex"] = document_source(made, drawn, given.reference)
+        written[page] = html_page(given, made, drawn)
+    finally:
+        clear_cached_tables()
+    for path, text in written.items():
+        with atomic_file(path) as draft:
+            draft.write_text(text, encoding="utf-8")
+    pictures = [out / "figures" / f"{figure.name}.{formats[0]}" for figure in drawn if figure.svg]
+    return WrittenReport(page, (*written, *pictures))

@@ -1,0 +1,342 @@
+"""The store as the report sees it: every record read once, and where each run belongs.
+
+A run is published (a table may average it), a campaign's variant (its own column of an ablation
+may), a smoke run (stand-in data or a quick run: a section of its own), or left out with the reason.
+Its place follows from its record and from what its settings would be today: one job is expanded for
+each method, dataset, preset and variant that occurs, and identities are compared without the seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from bench.job import (
+    DEFAULT_PRESET,
+    FIRST_DEVELOPMENT_SEED,
+    NO_DATA,
+    PAPER_SEEDS,
+    Request,
+    expand,
+    identity_changes,
+)
+from bench.record import Record, Unreadable
+from bench.store import Store
+from datasets.base import Facts, LabelledSplit
+from datasets.catalogue import get_dataset
+from datasets.config import Values
+from datasets.errors import BenchError, DataMissing
+from datasets.files import to_json
+from methods.presets import PRESETS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Kind = Literal["published", "variant", "smoke", "left out"]
+FIRST_PRESET = "paper"
+FIRST_PRESETS = (FIRST_PRESET, DEFAULT_PRESET)
+"""The presets that stand before any other; a method has one of the two on a dataset."""
+
+SHOWN_CHANGES = 4  # settings that a reason names
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class VariantSpec:
+    """One column of a campaign for one method and dataset.
+
+    Where the overrides change nothing, the column is the main runs themselves.
+    """
+
+    campaign: str
+    variant: str
+    method: str
+    dataset: str
+    overrides: Mapping[str, str]  # the change, as `--set` would make it
+    seeds: tuple[int, ...]
+    default_seeds: tuple[int, ...] = ()  # of a column that is the main runs, if given
+
+
+@dataclass(frozen=True)
+class Run:
+    """One stored run and where it belongs."""
+
+    record: Record
+    folder: Path
+    kind: Kind
+    reason: str = ""  # why it is a smoke run or left out
+    variants: tuple[tuple[str, str], ...] = ()  # campaign and variant, published or not
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run."""
+        return self.record.run_id
+
+    @property
+    def method(self) -> str:
+        """Name of its method."""
+        return self.record.job.method
+
+    @property
+    def dataset(self) -> str:
+        """Name of its dataset."""
+        return self.record.job.dataset
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.record.job.seed
+
+    def history(self) -> pd.DataFrame | None:
+        """Return the history, epoch by epoch, or none if there is none; not to be changed."""
+        return self._table("history")
+
+    def predictions(self, columns: list[str] | None = None) -> pd.DataFrame | None:
+        """Return the predictions of validation and test samples, or none; not to be changed."""
+        found = self._table("predictions")
+        return found if found is None or columns is None else found[columns]
+
+    def _table(self, name: str) -> pd.DataFrame | None:
+        path = self.folder / f"{name}.parquet"
+        try:
+            return READERS[name](path, path.stat().st_mtime_ns)
+        except FileNotFoundError:
+            return None
+
+
+def _read(path: Path, modified: int) -> pd.DataFrame:
+    """Read a table; one that was modified is another."""
+    import pandas as pd
+
+    return pd.read_parquet(path)
+
+
+# What is kept in memory while a report is built: kilobytes each, and one to two megabytes each.
+READERS = {"history": lru_cache(1024)(_read), "predictions": lru_cache(256)(_read)}
+
+
+def clear_cached_tables() -> None:
+    """Free the histories and predictions that were read."""
+    for reader in READERS.values():
+        reader.cache_clear()
+
+
+def load_split(record: Record, data_root: Path | None, split: str) -> tuple[Facts, LabelledSplit]:
+    """Load the split that a run was evaluated on.
+
+    Raises:
+        DataMissing: there is no data root, or it holds other data than the run was made with.
+    """
+    if data_root is None:
+        raise DataMissing("images were not asked for", "give --data-root")
+    job = record.job
+    dataset, settings = get_dataset(job.dataset), job.dataset_config()
+    on_disk = dataset.info_on_disk(settings, dataset.require(data_root))
+    if on_disk.fingerprint() != job.fingerprint:
+        problem = f"{data_root} holds other data than {record.run_id} was made with"
+        raise DataMissing(problem, "give the --data-root of the run")
+    data = dataset.load(data_root, settings, splits=(split,), quick=job.quick)
+    return data.facts, data.splits[split]
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return items by key, both in the order in which they come."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All runs of a store, classified; those whose records cannot be read are left out as well."""
+
+    runs: tuple[Run, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+
+    def of_kind(self, kind: Kind) -> list[Run]:
+        """Return the runs of one kind, in the store's order."""
+        return [run for run in self.runs if run.kind == kind]
+
+    def count(self, kind: Kind) -> int:
+        """Return how many runs there are of one kind; unreadable ones are left out."""
+        return len(self.of_kind(kind)) + (len(self.unreadable) if kind == "left out" else 0)
+
+    def published(self, method: str, dataset: str) -> list[Run]:
+        """Return the runs that a table may average, by seed."""
+        own = self._cells.get((method, dataset), [])
+        return sorted((run for run in own if run.kind == "published"), key=by_seed)
+
+    def variant(self, campaign: str, variant: str, dataset: str) -> list[Run]:
+        """Return the runs of one campaign column on one dataset, by seed."""
+        return self._variants.get((campaign, variant, dataset), [])
+
+    def absence(self, method: str, dataset: str) -> str:
+        """Return why there is no published number: nothing was run, or what became of the runs."""
+        own = self._cells.get((method, dataset), [])
+        reasons = Counter(run.reason for run in own if run.kind in ("smoke", "left out"))
+        if not reasons:
+            return "not run"
+        found = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
+        return f"no run that may stand here ({found})"
+
+    @cached_property
+    def _cells(self) -> dict[tuple[str, str], list[Run]]:
+        return grouped(self.runs, lambda run: (run.method, run.dataset))
+
+    @cached_property
+    def _variants(self) -> dict[tuple[str, str, str], list[Run]]:
+        found: dict[tuple[str, str, str], list[Run]] = {}
+        for run in sorted((run for run in self.runs if run.variants), key=by_seed):
+            for key in run.variants:
+                found.setdefault((*key, run.dataset), []).append(run)
+        return found
+
+
+def collect(
+    store: Store, variants: Sequence[VariantSpec] = (), seeds: Sequence[int] = PAPER_SEEDS
+) -> Collection:
+    """Read every record of a store and classify it, by campaign columns and published seeds."""
+    classifier = Classifier(variants, seeds)
+    runs, unreadable = [], []
+    for found in store.read_all():
+        if isinstance(found, Unreadable):
+            unreadable.append(found)
+        else:
+            runs.append(classifier.place(found, store.runs / found.run_id))
+    return Collection(tuple(_one_preset(runs)), tuple(unreadable))
+
+
+def by_seed(run: Run) -> tuple[int, str]:
+    """Return what runs are ordered by: their seed."""
+    return run.seed, run.run_id
+
+
+def metric_values(runs: Iterable[Run], metric: str) -> list[tuple[float, str]]:
+    """Return a test metric of every run that has it, with the run's id."""
+    found = ((run.record.test.get(metric), run.run_id) for run in runs)
+    return [(value, run_id) for value, run_id in found if value is not None]
+
+
+class Classifier:
+    """Finds the place of each record; what a setting would be today is resolved once."""
+
+    def __init__(self, variants: Sequence[VariantSpec], seeds: Sequence[int]) -> None:
+        self.seeds = seeds
+        self._columns = grouped(variants, lambda spec: (spec.method, spec.dataset))
+        self._resolved: dict[Hashable, Values | str] = {}
+
+    def place(self, record: Record, folder: Path) -> Run:
+        """Return a record as a run with its kind and, unless a table may show it, the reason."""
+        kind, reason = _obstacle(record)
+        if kind is not None:
+            return Run(record, folder, kind, reason)
+        job = record.job
+        own = without_seed(job.identity)
+        usual = self.today(job.method, job.dataset, FIRST_PRESET, {})
+        today = self.today(job.method, job.dataset, job.preset, {})
+        columns = self._columns_of(record, own)
+        if own in (usual, today) and job.seed in self.seeds:
+            return Run(record, folder, "published", "", columns)
+        if columns:
+            return Run(record, folder, "variant", "", columns)
+        if isinstance(today, str):
+            return Run(record, folder, "left out", today)
+        why = describe_changes(own, today, job.dataset)
+        if job.overrides:
+            why = "settings changed by hand" + (f": {why}" if why else "")
+        elif job.seed not in self.seeds:
+            developed = job.seed >= FIRST_DEVELOPMENT_SEED
+            why = "development seed" if developed else "a seed that is not published"
+        return Run(record, folder, "left out", why)
+
+    def today(
+        self, method: str, dataset: str, preset: str, overrides: Mapping[str, str]
+    ) -> Values | str:
+        """Return the identity, without seed, that a new run would have; else why there is none."""
+        key = (method, dataset, preset, *overrides.items())
+        if key not in self._resolved:
+            named = FIRST_PRESET if preset == DEFAULT_PRESET else preset
+            try:
+                (job,) = expand(Request((method,), (dataset,), (0,), NO_DATA, named, overrides))
+                self._resolved[key] = without_seed(job.identity)
+            except BenchError as error:
+                self._resolved[key] = error.message
+        return self._resolved[key]
+
+    def _columns_of(self, record: Record, own: Values) -> tuple[tuple[str, str], ...]:
+        """Return the campaign columns whose settings and seeds a record has."""
+        job, found = record.job, []
+        for spec in self._columns.get((job.method, job.dataset), []):
+            changed = self.today(spec.method, spec.dataset, FIRST_PRESET, spec.overrides)
+            is_default = changed == self.today(spec.method, spec.dataset, FIRST_PRESET, {})
+            seeds = spec.default_seeds if is_default and spec.default_seeds else spec.seeds
+            if own == changed and job.seed in seeds:
+                found.append((spec.campaign, spec.variant))
+        return tuple(found)
+
+
+def _obstacle(record: Record) -> tuple[Kind | None, str]:
+    """Return what keeps a record from any table, whatever its settings; nothing if nothing does."""
+    job = record.job
+    if not record.done:
+        kind = record.failure.kind if record.failure is not None else ""
+        return "left out", f"{record.status.value} ({kind})" if kind else record.status.value
+    uncommitted = any(state.dirty is not False for state in record.git_states())
+    obstacles: tuple[tuple[object, Kind, str], ...] = (
+        (job.standin, "smoke", "stand-in data"),
+        (job.quick, "smoke", "quick run"),
+        (record.details.get("stack"), "left out", "seeds stacked into one model"),
+        (job.preset not in (*PRESETS, DEFAULT_PRESET), "left out", f"preset {job.preset}"),
+        (uncommitted, "left out", "code with uncommitted changes, or of no known commit"),
+        (record.run_id != job.run_id, "left out", "its id is not that of its settings"),
+    )
+    return next(((kind, reason) for holds, kind, reason in obstacles if holds), (None, ""))
+
+
+def _one_preset(runs: list[Run]) -> list[Run]:
+    """Keep runs of one preset in a cell: the paper's where it was run, else another."""
+    first = {
+        (run.method, run.dataset)
+        for run in runs
+        if run.kind == "published" and run.record.job.preset in FIRST_PRESETS
+    }
+    kept = []
+    for run in runs:
+        preset = run.record.job.preset
+        shadowed = (run.method, run.dataset) in first and preset not in FIRST_PRESETS
+        if run.kind == "published" and shadowed:
+            reason = f"preset {preset}, where runs of the paper's preset stand"
+            run = replace(run, kind="left out", reason=reason, variants=())
+        kept.append(run)
+    return kept
+
+
+def without_seed(identity: Values) -> Values:
+    """Return an identity as JSON has it, without the seed."""
+    plain: dict[str, object] = json.loads(to_json(identity))
+    return {name: value for name, value in plain.items() if name != "seed"}
+
+
+def describe_changes(own: Values, today: Values, dataset: str) -> str:
+    """Return field by field how a stored run differs from one that would be made today."""
+    changes = identity_changes(own, today)
+    if any(name.startswith("config.dataset.") for name in changes):
+        changes.pop("fingerprint", None)  # it follows from the setting
+    owners = {"method": "", "dataset": f"{dataset}.", "backbone": "backbone."}
+    parts = []
+    for name, (before, after) in changes.items():
+        owner = next((one for one in owners if name.startswith(f"config.{one}.")), "")
+        setting = owners.get(owner, "") + name.removeprefix(f"config.{owner}.")
+        now = "preset now" if owner == "method" else "now"
+        old, new = ("none" if value is None else value for value in (before, after))
+        parts.append(f"{setting} {old}, {now} {new}")
+    more = len(parts) - SHOWN_CHANGES
+    return "; ".join(parts[:SHOWN_CHANGES]) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,232 @@
+"""Beside the main table: how sure its worst groups and differences are, and what training costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from bench.cost import minutes_together
+from bench.reporting import names
+from bench.reporting.collection import Collection, Run, metric_values
+from bench.reporting.inputs import ReportInput
+from bench.reporting.main_table import machines, reference_cell, tiers
+from bench.reporting.statistics import compare_pairs, worst_group_interval
+from bench.reporting.table import (
+    Cell,
+    CellKey,
+    Column,
+    Row,
+    Table,
+    averaged,
+    empty,
+    measured_and_reference_rows,
+    metric_digits,
+)
+
+OVER = ("Seeds", "Samples")
+TRAINING_TIME = "training_time"
+ALL = "all"
+TOGETHER = {
+    "standalone": "All methods, each by itself",
+    "shared": "All methods, shared stages once",
+}
+
+
+def worst_group_uncertainty(given: ReportInput) -> Table:
+    """Put the spread over seeds beside the one over test samples, for every worst group."""
+    datasets = names.dataset_names()
+    rows = []
+    for tier in tiers(given.reference):
+        cells = [cell for name in datasets for cell in _intervals(given.runs, tier.method, name)]
+        rows.append(Row((names.method_title(tier.method),), tuple(cells), section=tier.section))
+    return Table(
+        label="worst_group_uncertainty",
+        title="Uncertainty of the worst group",
+        caption=(
+            "95% intervals of mean worst-group accuracy on the test sets, by bootstrap over seeds "
+            "and, with the seeds at hand, over test samples."
+        ),
+        row_headers=("Method",),
+        columns=tuple(
+            Column(over, names.dataset_title(name)) for name in datasets for over in OVER
+        ),
+        rows=tuple(rows),
+        uncertainty=(
+            "percentile bootstrap of the mean: over seeds, and stratified by group over test "
+            "samples, every seed on the same resample"
+        ),
+        in_paper=False,
+        section_titles=True,
+    )
+
+
+def _intervals(runs: Collection, method: str, dataset: str) -> list[Cell]:
+    """Return the interval of a worst group over seeds and the one over test samples."""
+    found = runs.published(method, dataset)
+    seeds, samples = (CellKey(method, dataset, "wga", over) for over in ("seeds", "samples"))
+    values = metric_values(found, "wga")
+    if not values:
+        reason = runs.absence(method, dataset)
+        return [empty(seeds, reason), empty(samples, reason)]
+    mean = averaged(values, seeds)
+    cells = []
+    for key, (low, high), reason in (
+        (seeds, (mean.ci_low, mean.ci_high), "one seed has no spread"),
+        (samples, _sample_interval(found), "no predictions kept"),
+    ):
+        if low is None or high is None:
+            cells.append(empty(key, reason))
+        else:
+            label = f"{low:.1f} to {high:.1f}"
+            cells.append(replace(mean, key=key, std=None, ci_low=low, ci_high=high, label=label))
+    return cells
+
+
+def _sample_interval(found: list[Run]) -> tuple[float | None, float | None]:
+    """Align the seeds' predictions by sample and resample them together."""
+    right, groups = [], None
+    for run in found:
+        table = run.predictions(["id", "split", "y", "group", "pred"])
+        if table is None:
+            return None, None
+        test = table[table["split"] == "test"].sort_values("id")
+        right.append((test["y"] == test["pred"]).to_numpy())
+        groups = test["group"].to_numpy()
+    if groups is None or len({len(row) for row in right}) != 1:
+        return None, None
+    return worst_group_interval(np.stack(right), groups)
+
+
+def paired_tests(given: ReportInput) -> Table:
+    """Compare every two methods on the seeds they share, dataset by dataset."""
+    datasets = names.dataset_names()
+    methods = [tier.method for tier in tiers(given.reference)]
+    cells: dict[CellKey, Cell] = {}
+    for name in datasets:
+        cells |= _differences(given.runs, methods, name)
+    rows = []
+    for first, second in combinations(methods, 2):
+        keys = [CellKey(first, name, names.headline(name), f"minus {second}") for name in datasets]
+        if not cells.keys().isdisjoint(keys):
+            title = f"{names.method_title(first)} minus {names.method_title(second)}"
+            own = (cells.get(key) or empty(key, "no shared seeds") for key in keys)
+            rows.append(Row((title,), tuple(own)))
+    others = names.headline_exceptions().items()
+    exceptions = "".join(f"{metric} for {title}, else " for title, metric in others)
+    return Table(
+        label="paired_tests",
+        title="Paired comparisons",
+        caption=(
+            "Mean difference between two methods on shared seeds, in the headline metric "
+            f"({exceptions}worst-group accuracy), and the p-value of a paired t-test."
+        ),
+        row_headers=("Methods",),
+        columns=tuple(Column(names.dataset_title(name)) for name in datasets),
+        rows=tuple(rows),
+        uncertainty=(
+            "two-sided paired t-test over seeds, Holm-corrected within each dataset; the 95% "
+            "t-interval of each difference, in the CSV, is not corrected"
+        ),
+        notes=() if rows else ("No two methods share a seed in this store yet.",),
+        in_paper=False,
+    )
+
+
+def _differences(runs: Collection, methods: list[str], dataset: str) -> dict[CellKey, Cell]:
+    """Return the differences between all methods with published runs that share a seed."""
+    metric = names.headline(dataset)
+    values = {
+        method: {
+            run.seed: value for run in found if (value := run.record.test.get(metric)) is not None
+        }
+        for method in methods
+        if (found := runs.published(method, dataset))
+    }
+    cells = {}
+    for one in compare_pairs(values):
+        key = CellKey(one.first, dataset, metric, f"minus {one.second}")
+        cells[key] = Cell(
+            "measured",
+            key,
+            mean=one.difference,
+            n=one.n,
+            ci_low=one.low,
+            ci_high=one.high,
+            note="not testable" if one.p_corrected is None else f"p {one.p_corrected:.3f}",
+            digits=metric_digits(metric),
+            signed=True,
+        )
+    return cells
+
+
+def training_time(given: ReportInput) -> Table:
+    """Put measured minutes above a paper's; the machines differ, so only ratios compare."""
+    datasets, reference = names.dataset_names(), given.reference
+    omitted = reference.omitted.get(TRAINING_TIME, ())
+    known = names.methods_in_order([*names.methods_in_order(), *reference.methods])
+    methods = [name for name in known if name not in omitted]
+    rows: list[Row] = []
+    for method in methods:
+        keys = [CellKey(method, name, "minutes") for name in datasets]
+        covered = method in reference.methods
+        rows += measured_and_reference_rows(
+            (names.method_title(method),),
+            [_measured(given.runs, key) for key in keys],
+            [reference_cell(reference, key, "not in the paper") for key in keys if covered],
+            method,
+        )
+    sums = [_together(given.runs, methods, name) for name in datasets]
+    for way, title in TOGETHER.items():
+        rows.append(Row((title, "measured"), tuple(both[way] for both in sums), ALL, "measured"))
+    return Table(
+        label=TRAINING_TIME,
+        title="Training time",
+        caption=(
+            "Minutes of training by itself: stages shared with other runs are counted in full, "
+            "the audit, the final evaluation and the warm-up of a training's first epoch are not. "
+            "Below, all methods of one seed together, as such and with shared stages counted once."
+        ),
+        row_headers=("Method", "Source"),
+        columns=tuple(Column(names.dataset_title(name)) for name in datasets),
+        rows=tuple(rows),
+        notes=(
+            *reference.notes.get(TRAINING_TIME, ()),
+            "Together are the methods that have a published run on the dataset, on the seeds that "
+            "all of them have.",
+            machines(given.runs),
+        ),
+        in_paper=bool(reference),
+    )
+
+
+def _measured(runs: Collection, key: CellKey) -> Cell:
+    """Return what runs cost by themselves; a warm-up is known from a run's history alone."""
+    found = runs.published(key.method, key.dataset)
+    if not found:
+        return empty(key, runs.absence(key.method, key.dataset))
+    minutes = [(minutes_together([(run.record, run.history())]), run.run_id) for run in found]
+    return averaged(minutes, key)
+
+
+def _together(runs: Collection, methods: list[str], dataset: str) -> dict[str, Cell]:
+    """Add up the methods, both ways, on each seed that all have: one that some lack costs less."""
+    keys = {way: CellKey(ALL, dataset, "minutes", way) for way in TOGETHER}
+    found = [runs.published(method, dataset) for method in methods]
+    by_method = [{run.seed: run for run in own} for own in found if own]
+    seeds = sorted(set.intersection(*(set(own) for own in by_method))) if by_method else []
+    if not seeds:
+        reason = "no seed that every method has" if by_method else "not run"
+        return {way: empty(key, reason) for way, key in keys.items()}
+    sums: dict[str, list[tuple[float, str]]] = {way: [] for way in TOGETHER}
+    for seed in seeds:
+        costs = [(own[seed].record, own[seed].history()) for own in by_method]
+        sums["standalone"].append((sum(minutes_together([cost]) for cost in costs), ""))
+        sums["shared"].append((minutes_together(costs), ""))
+    run_ids = tuple(sorted(own[seed].run_id for own in by_method for seed in seeds))
+    note = f"{len(by_method)} methods"
+    return {
+        way: replace(averaged(sums[way], key), note=note, run_ids=run_ids)
+        for way, key in keys.items()
+    }

@@ -1,0 +1,438 @@
+"""Figures: how one is drawn and written, or why there is none, and the three of any report.
+
+Figures are made without pyplot and inside an `rc_context`, so that drawing one changes nothing for
+other users of matplotlib in the same process. Colours are seaborn's colour-blind palette; every
+colour comes with a hatch or a marker, so that a print in grey shows the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.record import Record
+from bench.reporting import names
+from bench.reporting.collection import Run, by_seed, grouped, metric_values
+from bench.reporting.inputs import Reference, ReportInput
+from bench.reporting.table import Cell, CellKey, averaged
+from datasets.files import atomic_file
+
+if TYPE_CHECKING:  # slow to import, and only the report needs them
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+WIDTH = 7.0  # inches: a page's text width
+HATCHES = ("", "////", "..", "\\\\\\\\", "xx", "--", "||", "++", "//", "\\\\")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+LINES = ("-", "--", ":", "-.")
+INK = "#222222"
+MANY_GROUPS = 8  # more colours cannot be told apart
+FORMATS = ("pdf", "svg")
+NO_DATE = {"pdf": {"CreationDate": None, "ModDate": None}, "svg": {"Date": None}}
+SMOKE_PREFIX = "smoke_"
+NO_RUNS = "no finished run to show"
+USUAL = ("avg", "wga")  # metrics across and up
+FEWEST_RANKED = 3  # methods, and datasets, that a ranking needs
+SIGNIFICANCE = 0.05
+STYLE: dict[Any, Any] = {
+    "figure.constrained_layout.use": True,
+    "font.size": 8,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Arial", "Helvetica"],
+    "axes.titlesize": 8.5,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 8,
+    "axes.edgecolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.5,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4.5,
+    "errorbar.capsize": 2,
+    "savefig.bbox": "tight",
+    "savefig.pad_inches": 0.05,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",  # text stays text: smaller, searchable
+    "svg.hashsalt": "nct-bench",  # the same runs give the same file
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure and its caption."""
+
+    figure: Figure
+    caption: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SkippedFigure:
+    """Why a figure cannot be drawn."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class FigureInput:
+    """The runs that a figure may show: published ones, with a paper's numbers, or smoke runs.
+
+    Smoke runs (stand-in data, quick runs) are never mixed with results; their figures are drawn
+    apart, and say so.
+    """
+
+    runs: tuple[Run, ...]
+    smoke: bool = False
+    data_root: Path | None = None
+    reference: Reference = field(default_factory=Reference)
+
+    def by_dataset(self, method: str | None = None) -> dict[str, list[Run]]:
+        """Return the runs by dataset as a figure names it, datasets in the order of tables."""
+        order = {name: place for place, name in enumerate(names.dataset_names())}
+        chosen = [run for run in self.runs if method in (None, run.method)]
+        chosen.sort(key=lambda run: (order.get(run.dataset, len(order)), by_seed(run)))
+        return grouped(chosen, dataset_label)
+
+    def missing(self, shown: Sequence[str]) -> tuple[str, ...]:
+        """Return a note on the datasets that a figure of published runs lacks."""
+        titles = map(names.dataset_title, names.dataset_names())
+        lacking = [title for title in titles if title not in shown]
+        note = (f"Not run yet, so not shown: {', '.join(lacking)}.",)
+        return note if lacking and not self.smoke else ()
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """One figure of the report."""
+
+    name: str  # of its files
+    title: str
+    draw: Callable[[FigureInput], Drawn | SkippedFigure]
+    of_runs: bool = True  # one that shows no runs is drawn once
+
+
+@dataclass(frozen=True)
+class WrittenFigure:
+    """One figure as the page and the document show it, or the reason why it was not drawn."""
+
+    name: str  # of its files, without their endings
+    title: str
+    smoke: bool  # it shows stand-in data or quick runs, which are not results
+    caption: str = ""
+    notes: tuple[str, ...] = ()
+    svg: str = ""
+    reason: str = ""
+
+
+def write_figures(
+    given: ReportInput, figures: Sequence[FigureSpec], out: Path, formats: Sequence[str] = FORMATS
+) -> list[WrittenFigure]:
+    """Draw all figures of published runs, and apart from them those of smoke runs if there are any.
+
+    Files go to `out`; a figure that cannot be drawn has none, and any older one is removed: it
+    would show other runs than the report beside it.
+    """
+    root, smoke = given.data_root, tuple(given.runs.of_kind("smoke"))
+    inputs = [FigureInput(tuple(given.runs.of_kind("published")), False, root, given.reference)]
+    inputs += [FigureInput(smoke, True, root)] if smoke else []
+    return [
+        _write(spec, shown, out, formats)
+        for shown in inputs
+        for spec in figures
+        if spec.of_runs or not shown.smoke
+    ]
+
+
+def _write(
+    spec: FigureSpec, shown: FigureInput, out: Path, formats: Sequence[str]
+) -> WrittenFigure:
+    name = SMOKE_PREFIX * shown.smoke + spec.name
+    with house_style():
+        drawn = spec.draw(shown)
+        if isinstance(drawn, SkippedFigure):
+            for ending in FORMATS:
+                (out / f"{name}.{ending}").unlink(missing_ok=True)
+            return WrittenFigure(name, spec.title, shown.smoke, reason=drawn.reason)
+        if shown.smoke:
+            warning = "stand-in data or quick runs: not results"
+            drawn.figure.suptitle(warning, fontsize=8, color="0.35", style="italic")
+        for ending in formats:
+            with atomic_file(out / f"{name}.{ending}") as draft:
+                drawn.figure.savefig(draft, format=ending, metadata=NO_DATE[ending])
+    svg = (out / f"{name}.svg").read_text(encoding="utf-8")
+    return WrittenFigure(name, spec.title, shown.smoke, drawn.caption, drawn.notes, svg)
+
+
+def dataset_label(run: Run) -> str:
+    """Return the title of a run's dataset, with what keeps the run from being a result."""
+    job = run.record.job
+    marks = ", ".join(["stand-in"] * job.standin + ["quick"] * job.quick)
+    return names.dataset_title(job.dataset) + (f" ({marks})" if marks else "")
+
+
+def seeds_text(runs: Sequence[Run]) -> str:
+    """Return how many seeds a panel shows."""
+    return f"{len(runs)} seed" + ("s" if len(runs) != 1 else "")
+
+
+def shown_groups(record: Record) -> dict[str, str]:
+    """Return for each group the name it is shown under: its own, or its set's if there are many."""
+    groups = list(record.test.group_accuracy)
+    dataset = names.known_dataset(record.job.dataset)
+    if len(groups) <= MANY_GROUPS or dataset is None:
+        return {group: group for group in groups}
+    sets = dataset.facts(dataset.config_type()).group_sets
+    of = {groups[number]: name for name, own in sets.items() for number in own}
+    return {group: of.get(group, group) for group in groups}
+
+
+def escape_mathtext(text: object) -> str:
+    """Return text that matplotlib does not read as a formula."""
+    return str(text).replace("$", r"\$")
+
+
+def palette(count: int) -> list[Any]:
+    """Return colours that a colour-blind reader can tell apart."""
+    import seaborn
+
+    return list(seaborn.color_palette("colorblind", max(count, 1)))
+
+
+def house_style() -> AbstractContextManager[None]:
+    """Apply the style for a while."""
+    import matplotlib
+
+    return matplotlib.rc_context(STYLE)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return a figure that pyplot does not know of."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height))
+
+
+def grid(count: int, columns: int, height: float, width: float = WIDTH) -> tuple[Figure, list[Any]]:
+    """Return a figure of `count` panels in rows, and its axes in order."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = new_figure(width * max(columns / 3, 0.62) if columns < 3 else width, height * rows)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    for spare in axes[count:]:
+        spare.set_axis_off()
+    return figure, axes[:count]
+
+
+def draw_ranks(shown: FigureInput) -> Drawn | SkippedFigure:
+    """Draw average ranks over the datasets on which all methods of the diagram have a number."""
+    table = scores(shown)
+    datasets, methods = table.shape
+    if datasets < FEWEST_RANKED or methods < FEWEST_RANKED:
+        return SkippedFigure(
+            f"ranks need at least {FEWEST_RANKED} methods measured on at least {FEWEST_RANKED} "
+            f"common datasets; there are {methods} methods on {datasets}"
+        )
+    import scikit_posthocs
+    from scipy.stats import friedmanchisquare
+
+    ranks = table.rank(axis=1, ascending=False).mean()
+    overall = float(friedmanchisquare(*(table[name] for name in table)).pvalue)
+    pairs = scikit_posthocs.posthoc_nemenyi_friedman(table.to_numpy())
+    pairs.index = pairs.columns = table.columns
+    figure = new_figure(WIDTH, 0.9 + 0.22 * methods)
+    axes = figure.subplots()
+    axes.grid(False)
+    scikit_posthocs.critical_difference_diagram(
+        ranks,
+        pairs,
+        ax=axes,
+        label_fmt_left="{label}  ({rank:.1f})  ",
+        label_fmt_right="  ({rank:.1f})  {label}",
+        label_props={"fontsize": 8},
+        crossbar_props={"color": "0.3", "marker": "", "linewidth": 2.5},
+        text_h_margin=0.02,
+    )
+    others = names.headline_exceptions().items()
+    exceptions = "; ".join(f"{title}: {metric}" for title, metric in others)
+    return Drawn(
+        figure,
+        f"Average rank over {datasets} datasets (1 is best) by mean worst-group accuracy"
+        f"{f' ({exceptions})' if exceptions else ''}; methods under one bar do not differ at the "
+        f"{SIGNIFICANCE:.0%} level (Friedman test, then Nemenyi's).",
+        (
+            f"Friedman p = {overall:.3f} over {datasets} datasets and {methods} methods. With so "
+            "few datasets the test has little power: a common bar is no sign of equality.",
+            f"Datasets: {', '.join(table.index)}.",
+        ),
+    )
+
+
+def scores(shown: FigureInput) -> pd.DataFrame:
+    """Return mean headline metrics, datasets x methods, of the methods that every dataset has."""
+    import pandas as pd
+
+    means: dict[str, dict[str, float]] = {}
+    for label, runs in shown.by_dataset().items():
+        for method, own in grouped(runs, lambda run: run.method).items():
+            values = [value for value, _ in metric_values(own, names.headline(own[0].dataset))]
+            if values:
+                title = escape_mathtext(names.method_title(method))
+                means.setdefault(label, {})[title] = sum(values) / len(values)
+    table = pd.DataFrame(means).T
+    return table.dropna(axis=1) if len(table) else table
+
+
+def draw_pareto(shown: FigureInput) -> Drawn | SkippedFigure:
+    """Draw one panel a dataset, one marker a method, a paper's hollow beside ours."""
+    datasets = shown.by_dataset()
+    if not datasets:
+        return SkippedFigure(NO_RUNS)
+    methods = names.methods_in_order({run.method for runs in datasets.values() for run in runs})
+    styles = {
+        name: {"color": colour, "marker": MARKERS[place % len(MARKERS)]}
+        for place, (name, colour) in enumerate(zip(methods, palette(len(methods)), strict=True))
+    }
+    figure, panels = grid(len(datasets), 3, 2.5)
+    for axes, (label, runs) in zip(panels, datasets.items(), strict=True):
+        _pareto_panel(axes, runs, styles, shown.reference)
+        axes.set_title(label)
+    handles = [
+        panels[0].plot([], [], ls="", label=escape_mathtext(names.method_title(name)), **style)[0]
+        for name, style in styles.items()
+    ]
+    hollow = ""
+    if shown.reference:
+        handles += panels[0].plot([], [], "o", color="0.4", mfc="none", label="hollow: paper")
+        hollow = " Hollow markers: the paper's own means, not measured here."
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)))
+    others = []
+    for name in names.dataset_names():
+        if metrics_of(name) != USUAL:
+            across, up = _axis_titles(name)
+            kind = " AUROC" if across.endswith(" AUROC") else ""
+            others.append(f"{names.dataset_title(name)}: {up.removesuffix(kind)} against {across}")
+    exceptions = f" ({'; '.join(others)})" if others else ""
+    return Drawn(
+        figure,
+        f"Worst-group against average test accuracy{exceptions}. "
+        "Markers: mean over seeds; bars: 95% bootstrap interval of the mean over seeds, absent "
+        f"with a single seed.{hollow}",
+        shown.missing(list(datasets)),
+    )
+
+
+def metrics_of(dataset: str) -> tuple[str, str]:
+    """Return the metrics across and up: average and worst group, or its first two in tables."""
+    own = names.table_metrics(dataset)
+    return USUAL if own[0] == "wga" or len(own) < 2 else (own[0], own[1])
+
+
+def _axis_titles(dataset: str) -> tuple[str, str]:
+    """Return the titles across and up, as they stand inside a sentence."""
+    if metrics_of(dataset) == USUAL:
+        return "average accuracy (%)", "worst-group accuracy (%)"
+    across, up = (names.metric_words(dataset, metric) for metric in metrics_of(dataset))
+    return across.lower().replace(" auroc", " AUROC"), up.lower().replace(" auroc", " AUROC")
+
+
+def _pareto_panel(
+    axes: Any, runs: list[Run], styles: dict[str, dict[str, Any]], reference: Reference
+) -> None:
+    dataset = runs[0].dataset
+    metrics = metrics_of(dataset)
+    for method, style in styles.items():
+        tests = [run.record.test for run in runs if run.method == method]
+        both = [(test.get(metrics[0]), test.get(metrics[1])) for test in tests]
+        pairs = [(x, y) for x, y in both if x is not None and y is not None]
+        if pairs:
+            sides = zip(*pairs, strict=True)
+            ours = [averaged([(value, "") for value in side], CellKey()) for side in sides]
+            bars = dict(zip(("xerr", "yerr"), map(_arms, ours), strict=True))
+            look = {"ms": 6, "mec": "white", "mew": 0.5, "elinewidth": 0.8}
+            axes.errorbar(*(one.mean for one in ours), **bars, **look, **style)
+        reported = [reference.cell(method, dataset, metric) for metric in metrics]
+        means = [cell.mean for cell in reported if cell is not None and cell.mean is not None]
+        if len(means) == len(reported):
+            axes.plot(*means, mfc="none", mew=1.0, ms=5, **style)
+    x_title, y_title = _axis_titles(dataset)
+    axes.set(xlabel=x_title, ylabel=y_title)
+    axes.margins(0.12)
+
+
+def _arms(cell: Cell) -> list[list[float]] | None:
+    """Return how far an interval reaches below and above its mean."""
+    mean, low, high = cell.mean, cell.ci_low, cell.ci_high
+    return None if mean is None or low is None or high is None else [[mean - low], [high - mean]]
+
+
+def draw_training_time(shown: FigureInput) -> Drawn | SkippedFigure:
+    """Draw one panel a dataset: a bar a method, its shared first stages and its own part apart."""
+    datasets = shown.by_dataset()
+    if not datasets:
+        return SkippedFigure(NO_RUNS)
+    figure, panels = grid(len(datasets), 3, 2.5)
+    colours = palette(2)
+    for axes, (label, runs) in zip(panels, datasets.items(), strict=True):
+        methods = names.methods_in_order({run.method for run in runs})
+        for place, method in enumerate(methods):
+            parts = np.array([_parts(run) for run in runs if run.method == method])
+            means = parts.mean(axis=0).tolist()
+            for part, name in enumerate(("first stages", "the method's own part")):
+                axes.barh(
+                    *(place, means[part]),
+                    left=sum(means[:part]),
+                    color=colours[part],
+                    hatch=HATCHES[part],
+                    edgecolor=INK,
+                    linewidth=0.5,
+                    height=0.7,
+                    label=name if place == 0 else None,
+                )
+            if len(parts) > 1:
+                spread = float(np.std(parts.sum(axis=1), ddof=1))
+                axes.errorbar(sum(means), place, xerr=spread, color=INK, lw=0.8)
+        titles = [escape_mathtext(names.method_title(name)) for name in methods]
+        axes.set_yticks(range(len(methods)), titles)
+        axes.set_ylim(max(len(methods), 3) - 0.5, -0.5)
+        axes.grid(False, axis="y")
+        axes.set(title=label, xlabel="minutes")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    kinds = sorted({run.record.provenance.hardware() for runs in datasets.values() for run in runs})
+    return Drawn(
+        figure,
+        "Training time of one run by itself, as if nothing were shared between methods: stages "
+        "that other methods can share (such as a first ERM) and the method's own part; mean over "
+        "seeds, whiskers: standard deviation. Auditing and evaluation are not counted.",
+        (
+            f"Measured on: {'; '.join(kinds)}. Runs may have shared the machine with others, so "
+            "differences of a few tens of percent mean nothing.",
+            *shown.reference.notes.get("training_time", ()),
+            *shown.missing(list(datasets)),
+        ),
+    )
+
+
+def _parts(run: Run) -> tuple[float, float]:
+    """Return a run's stand-alone minutes in shared stages and in its own part."""
+    cost = run.record.cost
+    own = sum(stage.seconds_standalone for stage in cost.stages if stage.name == "fit")
+    return (cost.standalone() - own) / 60, own / 60
+
+
+PARETO = FigureSpec("pareto", "Worst group against average", draw_pareto)
+TRAINING_TIME = FigureSpec("training_time", "Training time", draw_training_time)
+RANKS = FigureSpec("critical_difference", "Average ranks", draw_ranks)

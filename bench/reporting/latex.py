@@ -1,0 +1,172 @@
+"""LaTeX: each table as a booktabs source that compiles as it is, a document, and its PDF.
+
+The packages are common ones, which papers load anyway. Whatever comes from data is escaped: a
+method's name or an error's text can neither break a table nor run a command in it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import unicodedata
+from collections.abc import Mapping, Sequence
+from itertools import chain, groupby, product
+from pathlib import Path
+from string import ascii_lowercase
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from bench.reporting.figure import WrittenFigure
+from bench.reporting.inputs import Reference
+from bench.reporting.table import Cell, Row, Table
+from datasets.errors import BenchError, UsageError
+
+ROWS_A_PAGE = 44
+ESCAPES = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "`": r"\textquoteleft{}",
+    "'": r"\textquoteright{}",
+    "±": r"$\pm$",
+    # After a row's end LaTeX takes these for arguments of the line break.
+    "[": "{[}",
+    "*": "{*}",
+    # Two hyphens would join into a dash.
+    "-": "{-}",
+}
+MARKS = {"yes": r"\ding{51}", "no": r"\ding{55}"}
+TIER_COLUMNS = ("T", "V", "I")
+DELIMITERS = ("<%", "%>", "<<", ">>", "<#", "#>")  # of templates: braces mean something in LaTeX
+DEBIAN_PACKAGES = (
+    "texlive-latex-base texlive-latex-recommended texlive-latex-extra texlive-fonts-recommended"
+)
+PASSES = 2  # the list of tables and the references are right after the second
+TIME_LIMIT = 600  # seconds of one pass
+
+
+def escape(text: object) -> str:
+    """Return text that LaTeX prints; letters it has no font for become question marks."""
+    return "".join(_character(character) for character in str(text))
+
+
+def _character(character: str) -> str:
+    if character in ESCAPES:
+        return ESCAPES[character]
+    if character.isspace():
+        return " "
+    if character.isascii():
+        return character if character.isprintable() else "?"
+    plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return "".join(ESCAPES.get(letter, letter) for letter in plain) or "?"
+
+
+def table_source(table: Table) -> str:
+    """Return the source of one table, in as many parts as it needs pages."""
+    empty = dict.fromkeys(c.reason for c in table.cells() if c.mean is None and not c.label)
+    letters = chain(ascii_lowercase, map("".join, product(ascii_lowercase, repeat=2)))
+    reasons = dict(zip(filter(None, empty), letters, strict=False))
+    parts = [_part(table, rows, reasons) for rows in _pages(table.rows)]
+    content = {"table": table, "parts": parts, "reasons": reasons}
+    return _template("table").render(content)
+
+
+def document_source(
+    tables: Sequence[Table], figures: Sequence[WrittenFigure], reference: Reference
+) -> str:
+    """Return the source of the document that includes every table and every drawn figure."""
+    drawn = [figure for figure in figures if not figure.reason]
+    return _template("main").render(tables=tables, figures=drawn, reference=reference)
+
+
+def _part(table: Table, rows: Sequence[Row], reasons: Mapping[str, str]) -> list[str]:
+    """Return the lines of a page; what names a row leaves out what it shares with the row above."""
+    lines: list[str] = []
+    rule = r"\midrule" if len(table.sections()) <= 6 else r"\addlinespace"
+    width = len(table.row_headers) + len(table.columns)
+    for section, own in groupby(rows, key=lambda row: row.section):
+        lines += [rule] if lines else []
+        if table.section_titles:
+            lines.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape(section)}}}}} \\")
+        above: tuple[str, ...] = ()
+        for row in own:
+            texts = []
+            for place, (column, text) in enumerate(zip(table.row_headers, row.header, strict=True)):
+                spelt = MARKS.get(text) if column in TIER_COLUMNS else None
+                shared = above[: place + 1] == row.header[: place + 1]
+                texts.append("" if shared else spelt or escape(text))
+            texts += [_cell(cell, reasons) for cell in row.cells]
+            shade = r"\rowcolor{gray!12} " if row.source == "paper" else ""
+            lines.append(shade + " & ".join(texts) + r" \\")
+            above = row.header
+    return lines
+
+
+def _cell(cell: Cell, reasons: Mapping[str, str]) -> str:
+    """Return a cell: the number large, its spread and the number of seeds small."""
+    note = rf"\,{{\scriptsize {escape(cell.note)}}}" if cell.note else ""
+    seeds = rf"\,{{\tiny({cell.n})}}" if cell.n is not None else ""
+    if cell.label:
+        return escape(cell.label) + seeds + note
+    if cell.mean is None:
+        return rf"--$^{{{reasons[cell.reason]}}}$" if cell.reason else "--"
+    star = "$^{*}$" if cell.from_other_paper else ""
+    number = re.sub(r"^([+-])", r"$\1$", cell.number(cell.mean)) + star  # no hyphen for a minus
+    if cell.std is not None:
+        number += rf"\,{{\scriptsize$\pm${cell.std:,.{cell.digits}f}}}"
+    return (rf"\textbf{{{number}}}" if cell.best else number) + seeds + note
+
+
+def _pages(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return rows by page, split between sections where one ends in a page's second half."""
+    pages: list[list[Row]] = [[]]
+    for row in rows:
+        filled = len(pages[-1])
+        breaks = filled > ROWS_A_PAGE // 2 and pages[-1][-1].section != row.section
+        if filled >= ROWS_A_PAGE or (breaks and len(rows) > ROWS_A_PAGE):
+            pages.append([])
+        pages[-1].append(row)
+    return pages
+
+
+def _template(name: str) -> Template:
+    environment = Environment(
+        *DELIMITERS,
+        loader=PackageLoader("bench.reporting"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["latex"] = escape
+    return environment.get_template(f"{name}.tex.j2")
+
+
+def build_pdf(out: Path) -> Path:
+    """Compile `main.tex` in the report's folder; LaTeX may run no other program."""
+    program = shutil.which("pdflatex")
+    if program is None:
+        raise UsageError(
+            "--pdf needs pdflatex, which is not installed",
+            f"on Debian: apt-get install {DEBIAN_PACKAGES}; or leave out --pdf and compile "
+            "main.tex later",
+        )
+    options = ("-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape")
+    command = [program, *options, "main.tex"]
+    for _ in range(PASSES):
+        done = subprocess.run(
+            command, cwd=out, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT
+        )
+        if done.returncode != 0:
+            errors = [line for line in done.stdout.splitlines() if line.startswith(("!", "l."))]
+            message = " ".join(errors) or "no message"
+            raise BenchError(
+                f"pdflatex could not compile {out / 'main.tex'}: {message}",
+                f"see {out / 'main.log'}",
+            )
+    return out / "main.pdf"

@@ -1,0 +1,270 @@
+"""The main table, how far it is from a paper's, and the runs that no table shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bench.job import DEFAULT_PRESET
+from bench.reporting import names
+from bench.reporting.collection import FIRST_PRESET, Collection, grouped, metric_values
+from bench.reporting.inputs import Reference, ReportInput
+from bench.reporting.table import (
+    Cell,
+    CellKey,
+    Column,
+    Row,
+    Table,
+    averaged,
+    empty,
+    mark_best,
+    measured_and_reference_rows,
+    verdict,
+)
+from methods.base import load_methods
+from methods.presets import preset_config
+
+TIERS = (
+    "Group labels in training and validation",
+    "Group labels in validation",
+    "No group labels",
+    "Not implemented here",
+)
+SMOKE_METRICS = {"wga": "WGA", "avg": "Avg", "auroc": "AUROC"}
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One method, the title of its tier, and its T, V and I columns."""
+
+    method: str
+    section: str
+    marks: tuple[str, ...]
+
+
+def tiers(reference: Reference) -> list[Tier]:
+    """Return all registered methods and those of a paper, tier by tier, in the order of tables."""
+    order = dict.fromkeys([*names.methods_in_order(), *reference.methods])
+    return sorted(map(_tier, order), key=lambda tier: TIERS.index(tier.section))
+
+
+def _tier(name: str) -> Tier:
+    """Return a method with the most that it asks for under its presets, on any dataset."""
+    method = load_methods().get(name)
+    if method is None:
+        return Tier(name, TIERS[3], ("", "", ""))
+    configs = (preset_config(method, dataset) for dataset in names.dataset_names())
+    asked = [method.supervision(config) for config in configs]
+    train = any(one.train_groups for one in asked)
+    val = any(one.val_groups for one in asked)
+    interpretable = any(one.interpretable for one in asked)
+    marks = tuple("yes" if one else "no" for one in (train, val, interpretable))
+    return Tier(name, TIERS[0 if train else 1 if val else 2], marks)
+
+
+def machines(runs: Collection) -> str:
+    """Return on what the published runs were made, and what that means for repeating them."""
+    counted: Counter[str] = Counter()
+    for run in runs.of_kind("published"):
+        origin = run.record.provenance
+        torch = origin.environment.libraries.get("torch") or "unknown"
+        counted[f"{origin.hardware()}, torch {torch}"] += 1
+    if not counted:
+        return "Nothing was measured yet."
+    places = "; ".join(f"{name} ({count} runs)" for name, count in counted.most_common())
+    return (
+        f"Measured on: {places}. The same processor type, thread count and libraries repeat these "
+        "numbers exactly; others agree within the seed spread."
+    )
+
+
+def _main_keys(method: str = "") -> list[CellKey]:
+    """Return what the columns of the main table are about: the metrics of every dataset."""
+    return [
+        CellKey(method, dataset, metric)
+        for dataset in names.dataset_names()
+        for metric in names.table_metrics(dataset)
+    ]
+
+
+def _main_columns() -> tuple[Column, ...]:
+    columns = []
+    for key in _main_keys():
+        kind = " (AUROC)" if names.headline(key.dataset).startswith("auroc") else ""
+        title = names.metric_title(key.dataset, key.metric)
+        columns.append(Column(title, names.dataset_title(key.dataset) + kind))
+    return tuple(columns)
+
+
+def main_results(given: ReportInput) -> Table:
+    """Put what was measured above what a paper reports, method by method, tier by tier."""
+    reference = given.reference
+    rows: list[Row] = []
+    for tier in tiers(reference):
+        keys = _main_keys(tier.method)
+        covered = tier.method in reference.methods
+        stranger = " (not in the paper)" if reference and not covered else ""
+        rows += measured_and_reference_rows(
+            (names.method_title(tier.method) + stranger, *tier.marks),
+            [measured_cell(given.runs, key) for key in keys],
+            [reference_cell(reference, key) for key in keys] if covered else [],
+            tier.section,
+        )
+    ranked = ", ".join(names.headline_exceptions())
+    origin = (
+        f"Rows marked paper are {reference.title}'s own numbers, not measured here; * as there: "
+        "taken from an earlier paper."
+    )
+    return Table(
+        label="main_results",
+        title="Main results",
+        caption=(
+            f"Worst-group and average accuracy{f' (AUROC for {ranked})' if ranked else ''} on the "
+            "test sets. T: uses training group labels; V: uses validation group labels; I: shows "
+            "the latent group at inference."
+        ),
+        row_headers=("Method", "T", "V", "I", "Source"),
+        columns=_main_columns(),
+        rows=_best_by_tier(rows),
+        notes=(
+            *([origin] if reference else []),
+            "Bold: best of its tier, among measured and among paper rows apart.",
+            *reference.notes.get("main_results", ()),
+            machines(given.runs),
+        ),
+        in_paper=bool(reference),
+        section_titles=True,
+    )
+
+
+def main_differences(given: ReportInput) -> Table:
+    """Subtract a paper's means from the measured ones, with a verdict for every cell."""
+    rows = []
+    for tier in tiers(given.reference):
+        if tier.method in given.reference.methods:
+            cells = [
+                difference(
+                    measured_cell(given.runs, key),
+                    given.reference.cell(key.method, key.dataset, key.metric),
+                )
+                for key in _main_keys(tier.method)
+            ]
+            rows.append(Row((names.method_title(tier.method),), tuple(cells), tier.section))
+    return Table(
+        label="main_differences",
+        title="Measured minus paper",
+        caption=(
+            "Difference of the means of the main table, measured minus paper, and whether it lies "
+            "within the paper's spread (its standard deviation; where it gives none, ours)."
+        ),
+        row_headers=("Method",),
+        columns=_main_columns(),
+        rows=tuple(rows),
+        uncertainty="95% bootstrap interval over our seeds less the paper's mean, in the CSV",
+        in_paper=False,
+        section_titles=True,
+    )
+
+
+def measured_cell(runs: Collection, key: CellKey) -> Cell:
+    """Return the mean of a metric over a method's published runs, or why there is none."""
+    found = runs.published(key.method, key.dataset)
+    values = metric_values(found, key.metric)
+    if not values:
+        return empty(key, "not recorded" if found else runs.absence(key.method, key.dataset))
+    preset = found[0].record.job.preset
+    notes = {FIRST_PRESET: "", DEFAULT_PRESET: "default settings"}
+    return replace(averaged(values, key), note=notes.get(preset, f"preset {preset}"))
+
+
+def reference_cell(
+    reference: Reference, key: CellKey, missing: str = "not adapted to this dataset in the paper"
+) -> Cell:
+    """Return a paper's number, or why there is none."""
+    found = reference.cell(key.method, key.dataset, key.metric)
+    return found or empty(key, missing, "paper")
+
+
+def difference(measured: Cell, paper: Cell | None) -> Cell:
+    """Return the distance of a measured cell from a paper's, with the verdict on it."""
+    if measured.mean is None:
+        reason = measured.reason if paper else f"{measured.reason}; not in the paper either"
+        return replace(measured, reason=reason)
+    if paper is None or paper.mean is None:
+        return empty(measured.key, "not in the paper")
+    interval = (measured.ci_low, measured.ci_high)
+    low, high = (None if bound is None else bound - paper.mean for bound in interval)
+    gap, word = measured.mean - paper.mean, verdict(measured, paper)
+    return replace(measured, mean=gap, std=None, ci_low=low, ci_high=high, note=word, signed=True)
+
+
+def _best_by_tier(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Mark the best of each tier and column, measured and paper apart."""
+    marked = list(rows)
+    alike = grouped(range(len(rows)), lambda place: (rows[place].section, rows[place].source))
+    for places in alike.values():
+        columns = [mark_best(own) for own in zip(*(rows[i].cells for i in places), strict=True)]
+        for place, cells in zip(places, zip(*columns, strict=True), strict=True):
+            marked[place] = replace(rows[place], cells=cells)
+    return tuple(marked)
+
+
+def smoke_runs(given: ReportInput) -> Table:
+    """Average stand-in and quick runs, by method, dataset and data; labelled as what they are."""
+    by_kind = grouped(
+        given.runs.of_kind("smoke"),
+        lambda run: (run.method, run.dataset, f"{run.reason}: {run.record.job.protocol}"),
+    )
+    rows = []
+    for (method, dataset, what), runs in sorted(by_kind.items()):
+        cells = []
+        for metric in SMOKE_METRICS:
+            key, values = CellKey(method, dataset, metric, what), metric_values(runs, metric)
+            none = empty(key, "not a metric of this dataset")
+            cells.append(averaged(values, key) if values else none)
+        header = (names.method_title(method), names.dataset_title(dataset), what)
+        rows.append(Row(header, tuple(cells), section=dataset))
+    return Table(
+        label="smoke_runs",
+        title="Stand-in and quick runs",
+        caption=(
+            "Runs on synthetic stand-in data, and smoke runs. They show that the machinery works; "
+            "they say nothing about the methods."
+        ),
+        row_headers=("Method", "Dataset", "What it is"),
+        columns=tuple(map(Column, SMOKE_METRICS.values())),
+        rows=tuple(rows),
+        notes=() if rows else ("None in this store.",),
+        in_paper=False,
+        appendix=True,
+    )
+
+
+def left_out(given: ReportInput) -> Table:
+    """Count the runs that no table shows, by method, dataset and reason."""
+    runs = given.runs
+    found = [
+        ((run.method, run.dataset, run.reason), run.run_id) for run in runs.of_kind("left out")
+    ]
+    for broken in runs.unreadable:
+        found.append((("", "", f"its record cannot be read: {broken.reason}"), broken.run_id))
+    rows = []
+    for (method, dataset, reason), same in sorted(grouped(found, lambda one: one[0]).items()):
+        key, ids = CellKey(method, dataset, "runs", reason), tuple(run_id for _, run_id in same)
+        cell = Cell("measured", key, mean=float(len(ids)), run_ids=ids, digits=0)
+        header = (names.method_title(method), names.dataset_title(dataset), reason)
+        rows.append(Row(header, (cell,)))
+    return Table(
+        label="left_out",
+        title="Runs left out",
+        caption="Runs in the store that no table above shows, and why.",
+        row_headers=("Method", "Dataset", "Why"),
+        columns=(Column("Runs", align="r"),),
+        rows=tuple(rows),
+        uncertainty="none, these are counts of runs",
+        selection="none",
+        notes=() if rows else ("None in this store.",),
+        in_paper=False,
+        appendix=True,
+    )

@@ -1,0 +1,81 @@
+"""How the report spells and orders what the store calls by short names.
+
+Titles and order are the registries'; names that are no longer registered stay as they are, last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from datasets.catalogue import load_datasets
+from datasets.dataset import Dataset
+from methods.base import load_methods
+
+
+def method_title(name: str) -> str:
+    """Return how tables and figures spell a method."""
+    method = load_methods().get(name)
+    return method.title if method is not None else name
+
+
+def methods_in_order(names: Iterable[str] = ()) -> list[str]:
+    """Return the given methods, or else all registered ones, in the order of tables."""
+    registered = sorted(load_methods().values(), key=lambda method: (method.order, method.name))
+    order = {method.name: place for place, method in enumerate(registered)}
+    return sorted(set(names) or order, key=lambda name: (order.get(name, len(order)), name))
+
+
+def dataset_names() -> tuple[str, ...]:
+    """Return the registered datasets in the order of tables."""
+    return tuple(load_datasets())
+
+
+def known_dataset(name: str) -> Dataset | None:
+    """Return a dataset, or none if it is no longer registered."""
+    return load_datasets().get(name)
+
+
+def dataset_title(name: str, metric: str = "") -> str:
+    """Return how tables and figures spell a dataset, and in brackets what is measured on it."""
+    dataset = known_dataset(name)
+    title = dataset.title if dataset is not None else name
+    return f"{title} ({metric_words(name, metric)})" if metric else title
+
+
+def table_metrics(name: str) -> tuple[str, ...]:
+    """Return the metrics that tables show of a dataset, the headline first."""
+    dataset = known_dataset(name)
+    return dataset.table_metrics if dataset is not None else ("wga", "avg")
+
+
+def headline(name: str) -> str:
+    """Return the one metric by which a dataset is judged."""
+    return table_metrics(name)[0]
+
+
+def metric_title(dataset: str, metric: str) -> str:
+    """Return how a column of a dataset spells a metric."""
+    known = known_dataset(dataset)
+    return known.metric_title(metric) if known is not None else metric
+
+
+def metric_words(dataset: str, metric: str) -> str:
+    """Return how a metric is spelt where no column header says that it is an AUROC."""
+    title = metric_title(dataset, metric)
+    return f"{title} AUROC" if metric.startswith("auroc") else title
+
+
+def headline_exceptions() -> dict[str, str]:
+    """Return, for each dataset that is not judged by its worst group, what it is judged by."""
+    judged = {name: metric_words(name, headline(name)) for name in dataset_names()}
+    return {
+        dataset_title(name): words[:1].lower() + words[1:]
+        for name, words in judged.items()
+        if headline(name) != "wga"
+    }
+
+
+def group_title(name: str) -> str:
+    """Return how a group is spelt: identifiers become words, and a range has a dash."""
+    return re.sub(r"(?<=\d)_(?=\d)", "-", name).replace("_", " ")

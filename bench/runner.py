@@ -1,0 +1,251 @@
+"""One job, start to finish: data -> task -> fit -> evaluate -> record.
+
+A tuning trial is a job without a test split: it goes the same way, nothing is audited, and its
+record keeps only what the method's tier may know of validation.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shlex
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from bench.audit import Auditor
+from bench.context import FitStopped, ProgressCallback, RunSettings, stage_scope, with_audit
+from bench.evaluation import (
+    describe_partition,
+    describe_snapshots,
+    granted_metrics,
+    history_table,
+    predict_splits,
+)
+from bench.fitting import FitFailed, FitProcess, FitResult, FitTask, fit_here
+from bench.job import Job
+from bench.launch.progress import Pace
+from bench.process import configure_process
+from bench.provenance import code_digest
+from bench.record import (
+    RECORD_KEYS,
+    Cost,
+    Outcome,
+    Record,
+    Selection,
+    Status,
+    failed_record,
+    new_record,
+)
+from bench.store import Store
+from datasets.base import LoadedData
+from datasets.catalogue import get_dataset
+from datasets.config import Values
+from datasets.errors import BenchError
+from datasets.files import atomic_file, to_json
+from datasets.lock import Lock, LockBusy, LockLost
+from methods.backbones import LENETS
+from methods.base import get_method
+
+WORKER = "bench-worker"
+"""What the names of worker processes begin with: fresh processes, from which a fit is forked."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how a job runs; nothing of it belongs to the run's identity.
+
+    Attributes:
+        threads: cores that a job may keep busy; a LeNet's has one.
+        not_before: results (runs and shared stages) older than this are made again.
+        isolate: whether the fit gets a process of its own; not in tests and notebooks, whose
+            methods no other process could import.
+        steered: whether the fit waits for the answer to its progress, as a trial does that may be
+            pruned.
+    """
+
+    data_root: Path
+    results: Path
+    device: str = "cpu"
+    threads: int = 1
+    keep_models: bool = False
+    not_before: float = 0.0
+    isolate: bool = True
+    steered: bool = False
+
+    def threads_for(self, job: Job) -> int:
+        """Return a job's threads; LeNets take one, since more only wait for each other."""
+        return 1 if job.backbone().name in LENETS else self.threads
+
+    def path_arguments(self) -> str:
+        """Return the folders as arguments of a command that runs the job again."""
+        folders = {"--data-root": self.data_root, "--results": self.results}
+        return " ".join(f"{name} {shlex.quote(str(path))}" for name, path in folders.items())
+
+
+def run_job(
+    job: Job, options: RunOptions, progress: ProgressCallback, *, final: bool = True
+) -> Record:
+    """Run a job and store its record; a failure becomes a failed record, never an exception.
+
+    A job that was finished meanwhile is not repeated. Returns the record, or one with status
+    `running` if another process is at it. Where the attempt is not the `final` one, a failure is
+    returned but not stored: it is not the end yet.
+    """
+    store = Store(options.results)
+    in_worker = multiprocessing.current_process().name.startswith(WORKER)
+    fit_process = FitProcess(fork=in_worker) if options.isolate else None
+    try:
+        with store.lock(job.run_id).hold(wait=False) as lock:
+            existing = store.record(job.run_id)
+            new_enough = store.record_mtime(job.run_id) >= options.not_before
+            if existing and existing.status in (Status.DONE, Status.PRUNED) and new_enough:
+                return existing
+            started = time.time()
+            try:
+                return _run(job, options, store, lock, progress, fit_process)
+            except LockLost:
+                raise
+            except FitFailed as failed:
+                record = _failed(job, failed, started, options)
+            except Exception as error:
+                record = failed_record(job, error, started, options.path_arguments())
+            # Only here: a live exception may hold open the very file that filled the disk.
+            if record.status is Status.PRUNED:
+                store.write(record)
+                store.delete_checkpoints(job.run_id)
+            elif final and not (existing and existing.done):
+                store.write(record)
+            return record
+    except (LockBusy, LockLost):
+        return new_record(job, Status.RUNNING)
+    except (BenchError, OSError) as error:  # not even a failed record could be written
+        return failed_record(job, error, time.time(), options.path_arguments())
+    finally:
+        if fit_process is not None:
+            fit_process.close()
+
+
+def _failed(job: Job, failed: FitFailed, started: float, options: RunOptions) -> Record:
+    """Return the record of a fit that was stopped or failed, with what it took."""
+    cost = Cost(failed.stages)
+    if isinstance(failed.error, FitStopped):
+        return new_record(job, Status.PRUNED, cost=cost, details={"reason": failed.error.message})
+    record = failed_record(job, failed.error, started, options.path_arguments())
+    return replace(record, cost=cost)
+
+
+def _run(
+    job: Job,
+    options: RunOptions,
+    store: Store,
+    lock: Lock,
+    progress: ProgressCallback,
+    fit_process: FitProcess | None,
+) -> Record:
+    configure_process(options.threads_for(job))
+    pace, file = Pace(), store.work / job.run_id / "progress.json"
+
+    def report(values: Values) -> str | None:
+        """Write progress to the store, and pass it on to the launcher."""
+        lock.check()
+        values = {**values, **pace.expect(values)}
+        with atomic_file(file) as draft:
+            draft.write_text(to_json({**values, "time": time.time()}))
+        return progress(values)
+
+    report({"stage": "loading"})
+    data = load_data(job, options.data_root)
+    given = fit_task(job, data, options, store)
+    data = data.to(torch.device(options.device))
+    audit = Auditor(data, store.audits).look if "test" in data.splits else None
+    fit = fit_here if fit_process is None else fit_process.fit
+    result = fit(given, report, audit)
+    report({"stage": "evaluating"})
+    return save_run(job, result, data, store, options)
+
+
+def fit_task(job: Job, data: LoadedData, options: RunOptions, store: Store) -> FitTask:
+    """Return what the fit of a job is given: what its tier shows of the data, and no more."""
+    granted = job.supervision
+    settings = RunSettings(
+        run_id=job.run_id,
+        seed=job.seed,
+        device=torch.device(options.device),
+        scope=stage_scope(job),
+        stages=store.stages.resolve(),
+        supervision=granted,
+        label_digest=data.label_digest,
+        not_before=options.not_before,
+        cores=options.threads_for(job),
+        code=code_digest(),
+    )
+    return FitTask(
+        method=get_method(job.method),
+        config=job.method_config(),
+        task=data.task(
+            job.backbone(), train_groups=granted.train_groups, val_groups=granted.val_groups
+        ),
+        settings=settings,
+        work=(store.work / job.run_id).resolve(),
+        answers=options.steered,
+    )
+
+
+def load_data(job: Job, root: Path) -> LoadedData:
+    """Load a job's dataset, cut down for a quick run, and check that it is the planned one."""
+    dataset = get_dataset(job.dataset)
+    data = dataset.load(root, job.dataset_config(), splits=job.splits, quick=job.quick)
+    if data.facts.fingerprint() != job.fingerprint:
+        raise BenchError(
+            f"{job.dataset} in {root} is not the data this job was planned for",
+            "plan the job again with the same --data-root",
+        )
+    return data
+
+
+def save_run(
+    job: Job, result: FitResult, data: LoadedData, store: Store, options: RunOptions
+) -> Record:
+    """Evaluate what a fit left, and store the run."""
+    fitted, history = result.fitted, result.history
+    details = dict(fitted.details)
+    clash = sorted(RECORD_KEYS & set(details))
+    if clash:
+        raise BenchError(
+            f"the fitted model's details have the keys {', '.join(clash)}, which are the record's",
+            "put all that a method says of itself under one key of its own",
+        )
+    predictions, metrics = predict_splits(fitted, data)
+    partition, quality = None, None
+    trial = "test" not in data.splits
+    if trial:
+        metrics = {split: granted_metrics(m, job.supervision) for split, m in metrics.items()}
+    else:
+        if fitted.partition is not None:
+            quality, partition = describe_partition(fitted, data)
+        history = with_audit(history, store.audits)
+        if fitted.tree_key:
+            details[fitted.tree_key] = describe_snapshots(fitted, data, history)
+    selection = None if fitted.selection is None else Selection(**vars(fitted.selection))
+    record = new_record(
+        job,
+        Status.DONE,
+        cost=Cost(result.stages, result.peak_memory_bytes, result.energy_kwh),
+        outcome=Outcome(metrics, selection, quality),
+        details=details,
+    )
+    cuda = torch.device(options.device).type == "cuda"
+    origin = replace(
+        record.provenance,
+        device=torch.cuda.get_device_name(options.device) if cuda else "cpu",
+        threads=options.threads_for(job),
+        label_digest=data.label_digest,
+    )
+    record = replace(record, provenance=origin)
+    model = dict(fitted.module.state_dict()) if options.keep_models and not trial else None
+    store.write(record, history_table(history), None if trial else predictions, partition, model)
+    store.delete_checkpoints(job.run_id)
+    (store.audits / f"{job.run_id}.jsonl").unlink(missing_ok=True)
+    return record

@@ -1,0 +1,175 @@
+"""Writing files so that a reader sees the old content or the new, never a half of either."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets.errors import BenchError
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+
+
+class StorageError(BenchError):
+    """A file could not be written."""
+
+    kind = "storage"
+
+
+@dataclass(frozen=True)
+class StorageArea:
+    """What to do when files of one kind cannot be written.
+
+    Attributes:
+        if_full: the remedy when there is no space left.
+        if_unwritable: the remedy for every other failure.
+        all_errors: treat every `OSError` as a failure to write. Where files come from a network or
+            an archive, other errors mean something else and pass unchanged.
+    """
+
+    if_full: str
+    if_unwritable: str
+    all_errors: bool
+
+
+RESULTS = StorageArea(
+    if_full="free disk space or point --results at a larger disk, then run the command again",
+    if_unwritable="point --results at a folder that can be written to",
+    all_errors=True,
+)
+DATA = StorageArea(
+    if_full="free some space or choose another disk with --data-root, then run the same command "
+    "again; what was already downloaded is kept and continued",
+    if_unwritable="choose a folder you may write to with --data-root or BENCH_DATA",
+    all_errors=False,
+)
+DECODED = StorageArea(
+    if_full="free disk space there, or move the data root to a larger disk, and run again",
+    if_unwritable="make that folder writable, or move the data root (--data-root or BENCH_DATA), "
+    "and run again",
+    all_errors=True,
+)
+
+
+@contextmanager
+def storage_errors(path: Path, area: StorageArea = RESULTS) -> Iterator[None]:
+    """Raise a full or unwritable disk as a `StorageError` with the remedy of the area."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise StorageError(
+                f"no room left to write {path}: {error.strerror}", area.if_full
+            ) from error
+        if area.all_errors or error.errno in UNWRITABLE:
+            raise StorageError(
+                f"cannot write {path}: {error.strerror or error}", area.if_unwritable
+            ) from error
+        raise
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to; on success it takes the place of `path`."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+        try:
+            yield draft
+            with draft.open("rb") as written:
+                os.fsync(written.fileno())
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; on success it takes the place of `path`."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unique = uuid.uuid4().hex[:8]
+        draft = path.with_name(f".{path.name}.{unique}.part")
+        old = path.with_name(f".{path.name}.{unique}.old")
+        try:
+            draft.mkdir()
+            yield draft
+            for file in draft.iterdir():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            if path.exists():
+                os.replace(path, old)
+            os.replace(draft, path)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_stale_temporaries(folder: Path, older_than: float = 3600.0) -> None:
+    """Remove what killed writers left, and put back a folder that was only half replaced."""
+    for left in folder.glob(".*.old"):
+        path = left.with_name(left.name[1:].rsplit(".", 2)[0])
+        if not path.exists():
+            with contextlib.suppress(OSError):
+                os.replace(left, path)
+    for left in (*folder.glob(".*.old"), *folder.glob(".*.part")):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > older_than:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def to_json(value: Any) -> str:
+    """Return a value as JSON, with NaN and infinities as null: they are not JSON."""
+    return json.dumps(_plain(value), indent=1, sort_keys=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def digest(value: Any, length: int = 16) -> str:
+    """Return the SHA-256 of a JSON-ready value in canonical form, cut to `length` digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def append_line(path: Path, row: Mapping[str, object]) -> None:
+    """Append one JSON line."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as sink:
+            # A line that a killed process left torn must not swallow this one.
+            torn = sink.tell() > 0 and sink.seek(-1, os.SEEK_END) >= 0 and sink.read(1) != b"\n"
+            sink.write((b"\n" if torn else b"") + json.dumps(_plain(row)).encode() + b"\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON lines of a file, without one that a killed process left torn."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows

@@ -1,0 +1,132 @@
+"""That the arms do the same work, and that all of it is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.perf import dataloader
+from bench.perf.arms import erm_training, our_training, tree_training
+from bench.perf.measure import one_thread
+from bench.perf.workload import (
+    LENET_BATCH,
+    PHOTO_BATCH,
+    Effort,
+    EpochClock,
+    Workload,
+    workload_of,
+)
+from datasets.images import ImageBatch
+from datasets.transforms import Transform
+from methods import training
+
+TINY = Effort(split=160, trained=128, evaluated=64, grown=64)
+
+
+def test_our_arms_count_the_images_they_train_on() -> None:
+    workload = Workload("umnist", TINY)
+    with one_thread():
+        (sample,) = our_training(workload, 64)().values()
+        phases = tree_training(workload, 64)()
+        (erm,) = erm_training(workload, 64)().values()
+    assert sample.images == TINY.trained
+    assert {s.images for s in (*phases.values(), erm)} == {TINY.grown}  # one epoch after the first
+
+
+def test_an_epoch_is_charged_whole_where_it_reports_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long epoch reports its progress between steps; the clock must not start anew there."""
+    monkeypatch.setattr(training, "PROGRESS_SECONDS", 0.0)
+    workload = Workload("umnist", TINY)
+    task, config = workload.task(), workload.recipe(64)
+    clock = EpochClock(tmp_path)
+    model = workload.network("ours")
+    objective = Slow(0.05)
+    training.Training(model, task, config, clock, name="erm", objective=objective).run()
+    (epoch,) = clock.epochs["erm"]
+    assert epoch.images == TINY.split
+    assert epoch.spent.cpu >= 3 * 0.05  # all three steps, the last of 32 images
+
+
+class Slow(training.CrossEntropy):
+    """An objective that keeps the processor busy."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, model: torch.nn.Module, batch: training.Batch) -> Tensor:
+        burn(self.seconds)(batch.images)
+        return super().forward(model, batch)
+
+
+def test_a_workload_follows_the_network_of_its_dataset() -> None:
+    digits, photos = workload_of("umnist"), workload_of("waterbirds")
+    assert not digits.is_photo and photos.is_photo
+    assert (digits.tree_batch, photos.batches) == (LENET_BATCH, (PHOTO_BATCH,))
+    assert photos.effort.max_repeats < digits.effort.max_repeats
+
+
+@pytest.mark.parametrize("dataset", ["umnist", "cmnist", "waterbirds"])
+def test_the_dataloader_arm_makes_the_images_that_ours_makes(dataset: str) -> None:
+    workload = Workload(dataset, replace(TINY, split=6))
+    transform = workload.facts.eval_transform
+    theirs = dataloader.stored_images(workload, 6, transform)
+    side = int(workload.pixels.shape[-1])
+    mine = transform(ImageBatch(_pixels(workload, theirs), torch.full((6, 2), side)))
+    grey_level = 1 / 255 / min(transform.std)
+    for index in range(6):  # PIL rounds to whole grey levels, once for each axis
+        assert (theirs[index][0] - mine[index]).abs().max() < 1.6 * grey_level
+
+
+def _pixels(workload: Workload, theirs: dataloader.PerSample) -> Tensor:
+    """The stored images as both read them; a JPEG file does not keep every pixel."""
+    if not workload.is_photo:
+        return workload.pixels[:6]
+    from torchvision.transforms.functional import pil_to_tensor
+
+    return torch.stack([pil_to_tensor(theirs.read(index)) for index in range(6)])
+
+
+def test_the_dataloader_arm_augments_as_ours_does() -> None:
+    for name in ("umnist", "cmnist", "waterbirds"):
+        transform: Transform = Workload(name, TINY).facts.train_transform
+        steps = str(dataloader.pipeline(transform, 28, of_tensors=False))
+        assert "Normalize" in steps and "ToTensor" in steps
+        assert ("RandomHorizontalFlip" in steps) == transform.hflip
+        crop = "RandomResizedCrop" if name == "waterbirds" else "RandomCrop"
+        assert crop in steps
+    workload = Workload("waterbirds", replace(TINY, split=6))
+    image, y = dataloader.stored_images(workload, 2, workload.facts.train_transform)[1]
+    assert image.shape == (3, 224, 224) and y == 1
+
+
+def burn(seconds: float) -> Callable[[Any], Tensor]:
+    def read(stored: Tensor) -> Tensor:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+        return stored
+
+    return read
+
+
+def test_processor_time_of_workers_is_counted() -> None:
+    workload = Workload("cmnist", TINY)
+    slow = dataloader.stored_images(workload, 8, workload.facts.eval_transform)
+    object.__setattr__(slow, "transformed", burn(0.03))
+    loader = dataloader.Loader(slow, 2, workers=2, shuffled=None)
+    for _ in range(2):
+        before = time.process_time()
+        sample = loader.timed(lambda: sum(len(y) for _, y in loader))
+        here = time.process_time() - before
+        assert sample.images == 8
+    assert 8 * 0.03 <= sample.spent.cpu - here < 0.45

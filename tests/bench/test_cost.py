@@ -1,0 +1,140 @@
+"""What runs cost, read from records, and what jobs are expected to cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from report_records import jobs, record, stage
+
+from bench.cost import (
+    by_cell,
+    expected_totals,
+    mean_costs,
+    minutes_together,
+    stage_seconds,
+    timing_of,
+    timings,
+    warm_up_seconds,
+)
+from bench.job import NO_DATA, Job, Request, expand
+from bench.record import Cost, Record, StageCost
+from bench.store import Store
+
+METHODS = ("erm", "dfr", "exmap", "nct")
+FIRST, OWN = 60.0, {"erm": 0.0, "dfr": 3.0, "exmap": 7.0, "nct": 90.0}
+
+
+def epochs(name: str, seconds: list[float], iteration: int | None = None) -> pd.DataFrame:
+    rows = [
+        {"stage": name, "iteration": iteration, "phase": None, "epoch": i, "seconds": s}
+        for i, s in enumerate(seconds)
+    ]
+    return pd.DataFrame(rows).astype({"iteration": "Int64", "phase": "Int64"})
+
+
+def run_of(*stages: StageCost, job: Job | None = None) -> Record:
+    """A run with these stages."""
+    made = record(job or jobs("jtt", "umnist")[0], 90.0)
+    return replace(made, cost=Cost(stages, 2_000_000_000))
+
+
+def test_stand_alone_counts_everything_and_marginal_what_was_made() -> None:
+    made = run_of(
+        stage("erm", "a", 120.0, reused=True, cpu_seconds=6.0, image_passes=1000),
+        stage("fit", "b", 60.0, cpu_seconds=6.0, image_passes=1000),
+    )
+    history = pd.concat([epochs("erm", [42.0, 30.0, 30.0]), epochs("jtt", [26.0, 20.0, 20.0])])
+    cost = timing_of(made, history)
+    assert cost.minutes_standalone == pytest.approx((180 - 18) / 60)
+    assert cost.minutes_marginal == pytest.approx((60 - 6) / 60)
+    assert (cost.image_passes, cost.cpu_minutes, cost.peak_memory_gb) == (2000, 0.2, 2.0)
+    assert cost.energy_kwh is None
+    assert cost.hardware == "made up, 1 thread"
+
+
+def test_a_stage_in_common_counts_once_together_with_its_warm_up() -> None:
+    def run(key: str, own: float) -> tuple[Record, pd.DataFrame]:
+        trained = pd.concat([epochs("erm", [42.0, 30.0, 30.0]), epochs("x", [8.0, 5.0, 5.0])])
+        first = stage("erm", key, 120.0, reused=True)
+        return run_of(first, stage("fit", f"{key} {own}", own)), trained
+
+    one, same, other = run("a", 60.0), run("a", 30.0), run("b", 30.0)
+    assert minutes_together([one]) == pytest.approx(timing_of(*one).minutes_standalone)
+    assert minutes_together([one, same]) == pytest.approx((120 - 12 + 60 - 3 + 30 - 3) / 60)
+    assert minutes_together([one, other]) == pytest.approx((240 - 24 + 60 - 3 + 30 - 3) / 60)
+    assert minutes_together([(one[0], None)]) == pytest.approx(180 / 60)  # no warm-up is known
+
+
+def test_warm_up_is_seen_training_by_training_and_only_where_it_can_be() -> None:
+    assert warm_up_seconds(epochs("erm", [9.0, 1.0])) == 0.0  # one other epoch shows nothing
+    assert warm_up_seconds(epochs("erm", [1.0, 2.0, 2.0])) == 0.0  # never negative
+    assert warm_up_seconds(epochs("erm", [9.0, 1.0, 1.0]).drop(columns="seconds")) == 0.0
+    two = pd.concat([epochs("nct", [5.0, 1.0, 1.0], 2), epochs("nct", [4.0, 3.0, 3.0], 3)])
+    assert warm_up_seconds(two) == pytest.approx(5.0)
+
+
+def test_processor_time_of_older_records_is_not_made_up() -> None:
+    made = run_of(stage("erm", "a", 10.0, reused=True), stage("fit", "b", 10.0, cpu_seconds=6.0))
+    assert timing_of(made, epochs("jtt", [1.0])).cpu_minutes is None
+
+
+def test_timings_are_of_finished_jobs(tmp_path: Path) -> None:
+    store, (first, second) = Store(tmp_path), jobs("jtt", "umnist", 2)
+    store.write(record(first, 90.0), epochs("jtt", [1.0]))  # the other job has not been run
+    (cost,) = timings(store, [first, second])
+    assert (cost.method, cost.minutes_standalone) == ("jtt", 1.5)
+    assert list(by_cell([cost])) == [("jtt", "umnist")]
+
+
+def test_means_are_of_runs_with_the_papers_settings_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first, second, third, fourth = jobs("jtt", "umnist", 4)
+    own = [stage("fit", "x", 60.0, cpu_seconds=30.0, image_passes=600)]
+    store.write(record(first, 90.0, stages=own), epochs("jtt", [1.0]))
+    longer = [stage("fit", "x", 120.0, cpu_seconds=30.0, image_passes=600)]
+    store.write(record(second, 90.0, stages=longer), epochs("jtt", [1.0]))
+    store.write(record(third, 90.0, quick=True), epochs("jtt", [1.0]))
+    store.write(record(fourth, 90.0, overrides={"jtt.lr": "1"}), epochs("jtt", [1.0]))
+    (mean,) = mean_costs(store)
+    assert (mean.method, mean.runs, mean.seconds, mean.cpu_seconds) == ("jtt", 2, 90.0, 30.0)
+    assert mean.images_per_cpu_second == 20.0
+
+
+def stages_of(method: str) -> list[StageCost]:
+    """What one run made; NCT shares nothing."""
+    named = {} if method == "nct" else {"erm": FIRST}
+    return [stage(name, "", seconds) for name, seconds in {**named, "fit": OWN[method]}.items()]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A finished run of seed 100 of each method, from which others are estimated."""
+    found = Store(tmp_path)
+    for job in expand(Request(METHODS, ("umnist",), (100,), NO_DATA)):
+        found.write(record(job, 50.0, stages=stages_of(job.method)))
+    return found
+
+
+def test_a_stage_is_counted_once_for_every_seed(store: Store) -> None:
+    wanted = expand(Request(METHODS, ("umnist",), (100, 101), NO_DATA))
+    totals = expected_totals(wanted, stage_seconds(wanted, store.records()))
+    assert totals.standalone == pytest.approx(2 * (3 * FIRST + sum(OWN.values())))
+    assert totals.shared == pytest.approx(2 * (FIRST + sum(OWN.values())))
+    assert totals.unknown == 0
+
+
+def test_only_the_same_stage_is_shared(store: Store) -> None:
+    """Another rate in DFR's first stage makes it another stage."""
+    changed = {"dfr.erm.lr": "0.123"}
+    wanted = expand(Request(("erm", "dfr"), ("umnist",), (100,), NO_DATA, overrides=changed))
+    totals = expected_totals(wanted, stage_seconds(wanted, store.records()))
+    assert totals.shared == totals.standalone == pytest.approx(2 * FIRST + OWN["dfr"])
+
+
+def test_what_no_run_shows_is_counted_apart(store: Store) -> None:
+    wanted = expand(Request(("erm", "jtt"), ("umnist", "cmnist"), (100,), NO_DATA))
+    totals = expected_totals(wanted, stage_seconds(wanted, store.records()))
+    assert (totals.shared, totals.standalone, totals.unknown) == (FIRST, FIRST, 3)
