@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,18 +58,3 @@ def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_mnist_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let MNIST be nowhere to be had, as on a machine without a network."""
     monkeypatch.setattr("datasets.mnist_source.default_sources", lambda: ())
-
-
-@pytest.fixture(scope="session")
-def wait_until() -> Callable[[Callable[[], Any]], Any]:
-    """Poll until something is true, and give it back."""
-
-    def wait(ready: Callable[[], Any], seconds: float = 120.0) -> Any:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if found := ready():
-                return found
-            time.sleep(0.02)
-        pytest.fail(f"nothing happened within {seconds:.0f} s")
-
-    return wait
