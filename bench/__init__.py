@@ -14,12 +14,17 @@ The functions are in `bench.api`; they are loaded when they are first used, so t
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench import numerics
+
 if TYPE_CHECKING:
     from bench.api import load_model, load_results, plan, report, run, tune
+
+numerics.apply(os.environ.get(numerics.VARIABLE, numerics.CHOICES[0]))  # before torch is imported
 
 __all__ = ["load_model", "load_results", "plan", "report", "run", "tune"]
 

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
+from bench.audit import parse_interval
 from bench.cost import ExpectedCost, cost_key, expected_totals, stage_seconds
 from bench.job import (
     FIRST_DEVELOPMENT_SEED,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 Names = str | Sequence[str]
 Seeds = int | str | Sequence[int]
 Rerun = Literal["missing", "failed", "always", "never"]
+Resume = Literal["same-code", "anyway"]
 RERUN: tuple[Rerun, ...] = ("missing", "failed", "always", "never")
 Log = Callable[[str], None]
 COUNTED = (Status.DONE, Status.FAILED, Status.RUNNING, Status.QUEUED, Status.MISSING)
@@ -337,6 +339,8 @@ def run(
     wait: bool = True,
     keep_models: bool = False,
     isolate: bool | None = None,
+    audit: str | None = None,
+    resume: Resume = "same-code",
     log: Log = log_to_stderr,
     **wanted: Unpack[Wanted],
 ) -> Grid:
@@ -356,9 +360,12 @@ def run(
         keep_models: keep each run's weights, for `load_model`.
         isolate: whether fits run in processes of their own; by default they do, unless a method was
             defined in the program itself (a notebook, say), which no other process can import.
+        audit: when the harness looks at the model on true groups: `all` epochs, `"N"` for every
+            N-th and the last, `last`, or `off`; by default all, for photos every fifth.
+        resume: whether an unfinished run that other code began starts again, or goes on `anyway`.
         log: prints a line.
     """
-    how = LaunchOptions(workers, rerun, retries, cluster, wait, keep_models, isolate)
+    how = LaunchOptions(workers, rerun, retries, cluster, wait, keep_models, isolate, audit, resume)
     request = make_request(methods, datasets, seeds, **wanted)
     explicit = "all" not in _joined(datasets).split(",")
     jobs, skipped = expand_on_disk(request, explicit=explicit, log=log)
@@ -377,6 +384,8 @@ class LaunchOptions:
     wait: bool = True
     keep_models: bool = False
     isolate: bool | None = None
+    audit: str | None = None
+    resume: Resume = "same-code"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, before anything is fetched."""
@@ -385,6 +394,11 @@ class LaunchOptions:
         if self.workers is not None and self.workers < 1:
             few = f"--workers must be at least 1 but got {self.workers}"
             raise UsageError(few, "e.g. --workers 2")
+        if self.audit is not None:
+            parse_interval(self.audit)
+        if self.resume not in get_args(Resume):
+            known = " or ".join(get_args(Resume))
+            raise UsageError(f"--resume must be {known} but got '{self.resume}'")
         if self.retries < 0:
             raise UsageError(f"--retries cannot be negative but got {self.retries}")
         if self.cluster is None:
@@ -420,6 +434,8 @@ def run_jobs(
         device="cuda" if torch.cuda.is_available() else "cpu",
         keep_models=how.keep_models,
         not_before=time.time() if how.rerun == "always" else 0.0,
+        audit_every=None if how.audit is None else parse_interval(how.audit),
+        resume_anyway=how.resume == "anyway",
     )
     log(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
     if not todo:

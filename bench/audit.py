@@ -9,19 +9,49 @@ counted as the method's.
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from bench.evaluation import evaluate, robust_metric
+from bench.process import CpuClock
 from datasets.base import LoadedData
 from datasets.config import Values
+from datasets.errors import UsageError
 from datasets.files import append_line
+from datasets.images import MappedImages
 from methods.metrics import class_scores
 from methods.prediction import EvalImages, predict_with
 
 AUDITED = ("wga", "avg", "worst_class", "auroc")
 """What is kept of every epoch, with the dataset's own robust metric beside it."""
+
+
+EVERY_FOR_PHOTOS = 5
+"""Epochs from one look to the next where the images are photos, whose test pass costs the most."""
+
+
+def parse_interval(schedule: str) -> float:
+    """Read `--audit`: how many epochs lie from one look to the next.
+
+    Infinitely many is the last epoch alone, and 0 is no look at all.
+    """
+    named = {"all": 1.0, "last": math.inf, "off": 0.0}
+    if schedule in named:
+        return named[schedule]
+    if not (schedule.isascii() and schedule.isdigit()) or int(schedule) < 1:
+        raise UsageError(
+            f"--audit must be all, last, off or a number of epochs but got '{schedule}'",
+            "e.g. --audit 5",
+        )
+    return float(schedule)
+
+
+def default_interval(data: LoadedData) -> float:
+    """Return how often a model is looked at by default: every epoch, but not for photos."""
+    photos = isinstance(data.splits["train"].images, MappedImages)
+    return EVERY_FOR_PHOTOS if photos else 1.0
 
 
 class Auditor:
@@ -36,7 +66,7 @@ class Auditor:
 
     def look(self, key: str, where: Values, val_outputs: Tensor, module: nn.Module) -> None:
         """Write down how the model does as it is now."""
-        row = dict(where)
+        row, began = dict(where), CpuClock.now()
         outputs = {"val": val_outputs, "test": predict_with(module, self.test)}
         for split, found in outputs.items():
             scores = class_scores(found, len(self.data.facts.classes))
@@ -46,6 +76,7 @@ class Auditor:
                 for name in self.names
                 if name in metrics.values
             }
+        row["audit_seconds"] = (CpuClock.now() - began).cpu
         append_line(self.folder / f"{key}.jsonl", row)
 
 

@@ -104,6 +104,9 @@ class RunSettings:
         supervision: what the run may see; a stage may not need more.
         not_before: stages written before this time are computed again.
         code: digest of the code at work; a checkpoint of other code is not taken up.
+        resume_anyway: whether it is taken up all the same.
+        audit_every: epochs from one look of the audit to the next; infinitely many is the last
+            epoch alone.
     """
 
     run_id: str
@@ -116,6 +119,8 @@ class RunSettings:
     not_before: float = 0.0
     cores: int = 1
     code: str = ""
+    resume_anyway: bool = False
+    audit_every: float = 1.0
 
 
 @dataclass
@@ -128,6 +133,7 @@ class StageAccount:
     began: CpuClock = field(default_factory=CpuClock.now)
     excluded: CpuClock = field(default_factory=CpuClock)  # audits, and stages with their own
     image_passes: int = 0
+    resumed_from: tuple[str, ...] = ()  # digests of other code whose checkpoints were taken up
     rows: list[HistoryRow] = field(default_factory=list)
     names: set[str] = field(default_factory=set)  # of checkpoints: two with one name would clash
 
@@ -148,6 +154,7 @@ class StageAccount:
             reused=False,
             git=git_state(),
             code=code,
+            resumed_from=self.resumed_from or None,
         )
 
     def history(self) -> list[HistoryRow]:
@@ -155,21 +162,27 @@ class StageAccount:
         rows = {_row_key(row): row for row in read_lines(self.folder / "history.jsonl")}
         return [*self.rows, *({**row, "record": self.key} for row in rows.values())]
 
-    def start_again_unless(self, code: str) -> str:
+    def check_code(self, code: str, *, resume_anyway: bool) -> str:
         """Discard checkpoints that other code wrote; return a line that says so, or nothing.
 
-        Half a training by one code and half by another would be a run of neither.
+        Half a training by one code and half by another would be a run of neither. Where it is to go
+        on anyway, the cost names all codes.
         """
         mark = self.folder / "code"
-        written = mark.read_text() if mark.is_file() else ""
+        *earlier, written = mark.read_text().split() if mark.is_file() else [""]
         if written == code:
+            self.resumed_from = tuple(earlier)
             return ""
         left = [*self.folder.glob("*.checkpoint"), *self.folder.glob("history.jsonl")]
-        for path in left:
-            path.unlink(missing_ok=True)
+        if left and resume_anyway:
+            self.resumed_from = (*earlier, written or "unknown")
+        else:
+            for path in left:
+                path.unlink(missing_ok=True)
         with atomic_file(mark) as draft:
-            draft.write_text(code)
-        changed = f"starting again: the code has changed ({written or 'unknown'} -> {code})"
+            draft.write_text(" ".join((*self.resumed_from, code)))
+        verb = "going on although" if self.resumed_from else "starting again:"
+        changed = f"{verb} the code has changed ({written or 'unknown'} -> {code})"
         return changed if left else ""
 
 
@@ -191,7 +204,8 @@ class RunContext:
         self.cores = settings.cores
         self._progress = progress
         self._audit = audit
-        note = account.start_again_unless(settings.code) if settings.code else ""
+        anyway = settings.resume_anyway
+        note = account.check_code(settings.code, resume_anyway=anyway) if settings.code else ""
         if note:
             self.report(stage=note, note=note)
 
@@ -221,9 +235,13 @@ class RunContext:
         if reason is not None:
             raise FitStopped(reason)
 
-    def audit(self, where: Values, val_outputs: Tensor, module: nn.Module) -> None:
-        """Show the harness the model; its time is not the method's."""
-        if self._audit is None:
+    def audit(
+        self, where: Values, val_outputs: Tensor, module: nn.Module, *, last: bool = False
+    ) -> None:
+        """Show the harness the model where a look is due; its time is not the method's."""
+        epoch = where.get("epoch")
+        done = epoch + 1 if isinstance(epoch, int) else 0
+        if self._audit is None or not (last or done % self.settings.audit_every == 0):
             return
         began = CpuClock.now()
         self._audit(self.account.key, where, val_outputs, module)
@@ -336,6 +354,7 @@ class RunContext:
             "computed_by": self.settings.run_id,
             "git": vars(git_state()),
             "code": self.settings.code or None,
+            "resumed_from": account.resumed_from,
             "environment": to_plain(environment()),
             "seconds": spent.wall,
             "cpu_seconds": spent.cpu,
@@ -375,6 +394,7 @@ class StoredStage:
             reused=False,
             git=read_part(GitState, raw["git"]),
             code=raw.get("code"),
+            resumed_from=tuple(raw.get("resumed_from", ())) or None,
         )
         inner = (read_part(StageCost, cost) for cost in raw["stages"])
         result = StageResult(load_file(path / "tensors.safetensors"), raw["facts"])

@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from bench import numerics
 from datasets.config import Values
 
 LIBRARIES = (
@@ -25,7 +26,10 @@ LIBRARIES = (
 """What may have computed something of a run; the versions are recorded."""
 
 PACKAGES = ("bench", "methods", "datasets", "pyproject.toml")
-COMPUTING = ("runner.py", "fitting.py", "context.py", "evaluation.py")
+COMPUTING = (
+    *("runner.py", "fitting.py", "context.py", "evaluation.py"),
+    *("job.py", "process.py", "numerics.py"),
+)
 """The files of `bench` that can influence a run's numbers; all of methods and datasets can."""
 SOURCES = (".py", ".toml")
 SUBMITTED = "submitted.json"  # in a copy of the tree that was made for queued jobs: its commit
@@ -41,11 +45,20 @@ class GitState:
 
 @dataclass(frozen=True)
 class Environment:
-    """A machine and the libraries on it."""
+    """A machine and the libraries on it; what records of schema 1 lack is none there.
+
+    Attributes:
+        cpu: the processor's family, model, a digest of its flags, and its caches.
+        cpu_capability: the instruction set that torch uses.
+        numerics: the choice in effect, and the settings of the three libraries (`bench.numerics`).
+    """
 
     python: str = ""
     platform: str = ""
     processor: str = ""
+    cpu: Mapping[str, str] | None = None
+    cpu_capability: str | None = None
+    numerics: Mapping[str, str] | None = None
     gpu: str | None = None
     cuda: str | None = None
     libraries: Mapping[str, str | None] = field(default_factory=dict)
@@ -148,22 +161,38 @@ def environment() -> Environment:
     """Describe the machine and the libraries."""
     import torch
 
+    processor, cpu = _processor()
     return Environment(
         python=sys.version.split()[0],
         platform=platform.platform(),
-        processor=_processor(),
+        processor=processor,
+        cpu=cpu,
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        numerics=numerics.in_effect(),
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         cuda=torch.version.cuda,
         libraries={name: _version(name) for name in LIBRARIES},
     )
 
 
-def _processor() -> str:
+def _processor() -> tuple[str, dict[str, str]]:
+    """Return the processor's name, and what tells it from others of the same name."""
+    lines: list[list[str]] = []
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        lines = [line.split(":", 1) for line in first.splitlines() if ":" in line]
+    known = {name.strip(): value.strip() for name, value in lines}
+    named = ("vendor_id", "cpu family", "model", "stepping")
+    cpu = {name.replace(" ", "_"): known[name] for name in named if name in known}
+    if "flags" in known:
+        cpu["flags"] = hashlib.sha256(known["flags"].encode()).hexdigest()[:16]
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        with contextlib.suppress(OSError):
+            level, kind, size = (
+                (folder / name).read_text().strip() for name in ("level", "type", "size")
+            )
+            cpu[f"L{level}_{kind.lower()}"] = size
+    return known.get("model name", platform.processor()), cpu
 
 
 def _version(name: str) -> str | None:

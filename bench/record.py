@@ -38,7 +38,11 @@ INTERRUPTED = ("worker_died", "node_failure", "cancelled", "lost")
 """Kinds of failure that say nothing about the run: it was stopped, and can simply go on."""
 WITHOUT_GROUPS = ("avg", "auroc", "worst_class")  # metrics that no group label enters
 BY_GROUP = ("group_accuracy", "group_count")
-LEFT_OUT_IF_NONE = ("epochs_run", "code", "after_seconds")  # keys of parts that schema 1 lacks
+# Keys of parts that schema 1 lacks.
+LEFT_OUT_IF_NONE = (
+    *("epochs_run", "code", "resumed_from", "after_seconds"),
+    *("cpu", "cpu_capability", "numerics"),
+)
 
 Part = TypeVar("Part")
 
@@ -102,6 +106,7 @@ class StageCost:
         seconds_standalone: as if the run had made it.
         seconds_marginal: what it added to this run; nothing for a stage that was reused.
         git, code: of the code that computed it.
+        resumed_from: digests of other code that computed the first part of it, if any.
     """
 
     name: str
@@ -113,6 +118,7 @@ class StageCost:
     reused: bool
     git: GitState = field(default_factory=GitState)
     code: str | None = None
+    resumed_from: tuple[str, ...] | None = None
     extra: Values = field(default_factory=dict)
 
     def reused_copy(self) -> StageCost:
@@ -121,12 +127,21 @@ class StageCost:
 
 
 @dataclass(frozen=True)
+class AuditCost:
+    """What the audit took beside the run: its looks, and their processor time."""
+
+    looks: int
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
 class Cost:
-    """What a run took."""
+    """What a run took; the audit's part is not in its stages."""
 
     stages: tuple[StageCost, ...] = ()
     peak_memory_bytes: int | None = None
     energy_kwh: float | None = None
+    audit: AuditCost | None = None
 
     def standalone(self) -> float:
         """Return the seconds of all stages, as if nothing had been shared."""
@@ -294,6 +309,7 @@ class Record:
                 "selection": self.selection and to_plain(self.selection),
                 "peak_memory_bytes": self.cost.peak_memory_bytes,
                 "energy_kwh": self.cost.energy_kwh,
+                **({"audit": to_plain(self.cost.audit)} if self.cost.audit else {}),
                 "device": origin.device,
                 "threads": origin.threads,
                 "label_digest": origin.label_digest,
@@ -335,6 +351,7 @@ class Record:
             cost=replace(
                 _read_flat(Cost, raw, ("peak_memory_bytes", "energy_kwh")),
                 stages=tuple(read_part(StageCost, stage) for stage in stages),
+                audit=_read_optional(AuditCost, raw.get("audit")),
             ),
             outcome=outcome if "metrics" in raw else None,
             failure=_read_optional(Failure, raw.get("failure")),
@@ -348,7 +365,7 @@ RECORD_KEYS = {
     *(STORED_NAMES.get(own.name, own.name) for own in fields(Job)),
     *("seed_tree", "command", "environment", "git", "code", "plugin", "stages", "selection"),
     *("peak_memory_bytes", "energy_kwh", "device", "threads", "label_digest", "metrics"),
-    *("partition", "failure"),
+    *("partition", "failure", "audit"),
 }
 """The keys of a record; a method's details may have none of them."""
 
@@ -428,6 +445,12 @@ def _plugin_of(job: Job) -> Plugin | None:
             if owner.distribution is not None:
                 return plugin_info(owner.distribution, type(owner).__module__)
     return None
+
+
+def code_of(job: Job) -> str:
+    """Return the digest of all code that a job's numbers hang on, a plug-in's included."""
+    plugin = _plugin_of(job)
+    return f"{code_digest()}+{plugin.digest}" if plugin else code_digest()
 
 
 def failed_record(

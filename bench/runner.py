@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from bench.audit import Auditor
+from bench.audit import Auditor, default_interval
 from bench.context import FitStopped, ProgressCallback, RunSettings, stage_scope, with_audit
 from bench.evaluation import (
     describe_partition,
@@ -27,14 +27,15 @@ from bench.fitting import FitFailed, FitProcess, FitResult, FitTask, fit_here
 from bench.job import Job
 from bench.launch.progress import Pace
 from bench.process import configure_process
-from bench.provenance import code_digest
 from bench.record import (
     RECORD_KEYS,
+    AuditCost,
     Cost,
     Outcome,
     Record,
     Selection,
     Status,
+    code_of,
     failed_record,
     new_record,
 )
@@ -63,6 +64,9 @@ class RunOptions:
             methods no other process could import.
         steered: whether the fit waits for the answer to its progress, as a trial does that may be
             pruned.
+        audit_every: epochs from one look of the audit to the next (infinitely many is the last
+            alone, 0 no look); none is the default for the kind of data.
+        resume_anyway: whether an unfinished run that other code began goes on all the same.
     """
 
     data_root: Path
@@ -73,6 +77,8 @@ class RunOptions:
     not_before: float = 0.0
     isolate: bool = True
     steered: bool = False
+    audit_every: float | None = None
+    resume_anyway: bool = False
 
     def threads_for(self, job: Job) -> int:
         """Return a job's threads; LeNets take one, since more only wait for each other."""
@@ -159,7 +165,8 @@ def _run(
     data = load_data(job, options.data_root)
     given = fit_task(job, data, options, store)
     data = data.to(torch.device(options.device))
-    audit = Auditor(data, store.audits).look if "test" in data.splits else None
+    audited = "test" in data.splits and options.audit_every != 0
+    audit = Auditor(data, store.audits).look if audited else None
     fit = fit_here if fit_process is None else fit_process.fit
     result = fit(given, report, audit)
     report({"stage": "evaluating"})
@@ -168,7 +175,7 @@ def _run(
 
 def fit_task(job: Job, data: LoadedData, options: RunOptions, store: Store) -> FitTask:
     """Return what the fit of a job is given: what its tier shows of the data, and no more."""
-    granted = job.supervision
+    granted, every = job.supervision, options.audit_every
     settings = RunSettings(
         run_id=job.run_id,
         seed=job.seed,
@@ -179,7 +186,9 @@ def fit_task(job: Job, data: LoadedData, options: RunOptions, store: Store) -> F
         label_digest=data.label_digest,
         not_before=options.not_before,
         cores=options.threads_for(job),
-        code=code_digest(),
+        code=code_of(job),
+        resume_anyway=options.resume_anyway,
+        audit_every=default_interval(data) if every is None else every,
     )
     return FitTask(
         method=get_method(job.method),
@@ -218,7 +227,7 @@ def save_run(
             "put all that a method says of itself under one key of its own",
         )
     predictions, metrics = predict_splits(fitted, data)
-    partition, quality = None, None
+    partition, quality, audit = None, None, None
     trial = "test" not in data.splits
     if trial:
         metrics = {split: granted_metrics(m, job.supervision) for split, m in metrics.items()}
@@ -226,13 +235,15 @@ def save_run(
         if fitted.partition is not None:
             quality, partition = describe_partition(fitted, data)
         history = with_audit(history, store.audits)
+        looks = [float(str(row.pop("audit_seconds"))) for row in history if "audit_seconds" in row]
+        audit = AuditCost(len(looks), sum(looks))
         if fitted.tree_key:
             details[fitted.tree_key] = describe_snapshots(fitted, data, history)
     selection = None if fitted.selection is None else Selection(**vars(fitted.selection))
     record = new_record(
         job,
         Status.DONE,
-        cost=Cost(result.stages, result.peak_memory_bytes, result.energy_kwh),
+        cost=Cost(result.stages, result.peak_memory_bytes, result.energy_kwh, audit),
         outcome=Outcome(metrics, selection, quality),
         details=details,
     )

@@ -133,8 +133,15 @@ class Context(Protocol):
         """Report how far the work has come."""
         ...
 
-    def audit(self, where: dict[str, object], val_outputs: Tensor, module: nn.Module) -> None:
-        """Show the model to the harness; nothing comes back.
+    def audit(
+        self,
+        where: dict[str, object],
+        val_outputs: Tensor,
+        module: nn.Module,
+        *,
+        last: bool = False,
+    ) -> None:
+        """Show the model to the harness; nothing comes back. `last`: no epoch will follow.
 
         Outputs are one column a class, or as many for each class as it has leaves, in order.
         """

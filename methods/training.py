@@ -153,13 +153,15 @@ class Training:
         """Train, and leave the selected weights in the model."""
         self._prepare()
         self._restore()
-        patience = self.config.patience
-        while self._epoch < self.config.epochs:
-            if 0 < patience <= self._epochs_without_improvement:
-                break
+        while not self._ends_after(self._epoch):
             self._one_epoch()
         self.model.load_state_dict(self._best_state)
         return Selected(self._rule.rule, self._best_value, self._best_epoch, self._epoch)
+
+    def _ends_after(self, epochs: int) -> bool:
+        """Return whether this many finished epochs are all."""
+        idle = 0 < self.config.patience <= self._epochs_without_improvement
+        return idle or epochs >= self.config.epochs
 
     def _prepare(self) -> None:
         device = self.ctx.device
@@ -197,7 +199,7 @@ class Training:
         where = {"stage": self.name, "epoch": self._epoch, **self.where}
         seconds = time.perf_counter() - began
         self.ctx.history(where, loss=loss, selection=value, lr=rate, seconds=seconds)
-        self.ctx.audit(where, outputs, model)
+        self.ctx.audit(where, outputs, model, last=self._ends_after(self._epoch + 1))
         self._epoch += 1
         self.ctx.save(self.name, self._state())
         self._report(selection=value, rule=self._rule.rule)

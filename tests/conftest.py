@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import bench  # noqa: F401, before anything imports torch: it sets the arithmetic that runs have
 from datasets.errors import BenchError
 from datasets.fetch import default_data_root
 from datasets.mnist_source import ensure_mnist

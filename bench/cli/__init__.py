@@ -7,11 +7,12 @@ returns the exit code, or none where all is well; it is imported only when the v
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from bench import check_datasets_package
+from bench import check_datasets_package, numerics
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,10 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"bench: {clash}\n")
         return 2
     from bench.cli.parser import make_parser
-    from datasets.errors import BenchError
+    from datasets.errors import BenchError, UsageError
 
     try:
         arguments = make_parser().parse_args(argv)
+        choice = getattr(arguments, "numerics", None) or os.environ[numerics.VARIABLE]
+        if choice not in numerics.CHOICES:
+            raise UsageError(
+                f"${numerics.VARIABLE} must be {' or '.join(numerics.CHOICES)} but is '{choice}'"
+            )
+        numerics.apply(choice)  # before a verb imports torch
         return int(importlib.import_module(f"bench.cli.{arguments.verb}").run(arguments) or 0)
     except BenchError as error:
         sys.stderr.write(f"bench: {error}\n")

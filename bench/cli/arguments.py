@@ -23,6 +23,8 @@ def launch_options(arguments: Namespace) -> LaunchOptions:
         cluster=arguments.cluster,
         wait=arguments.cluster is None or arguments.wait,
         keep_models=arguments.keep_models,
+        audit=arguments.audit,
+        resume=arguments.resume,
     )
 
 

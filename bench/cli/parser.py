@@ -10,6 +10,7 @@ from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bench import numerics
 from bench.paper.campaigns import CAMPAIGNS
 from bench.perf import DEFAULT_DATASETS
 from bench.tuning import TRIALS, WARM_UP
@@ -17,6 +18,7 @@ from datasets.fetch import default_data_root
 
 DEFAULT_RESULTS = Path("results")
 RERUN = ("missing", "failed", "always", "never")  # as `bench.api.RERUN`, which is heavy to import
+RESUME = ("same-code", "anyway")
 DEVELOPMENT_SEED = 100  # as `bench.job.FIRST_DEVELOPMENT_SEED`, likewise
 
 
@@ -85,6 +87,21 @@ def _launching(parser: ArgumentParser) -> None:
     _cluster(parser, "")
     _flag(parser, "--wait", "with --cluster: follow the runs until they end")
     _flag(parser, "--keep-models", "keep each run's weights")
+    meaning = (
+        "when the harness looks at the model on true groups: every epoch, every N-th and the last, "
+        "the last, or never (default: all; 5 for photos)"
+    )
+    parser.add_argument("--audit", metavar="all|N|last|off", help=meaning)
+    meaning = (
+        "unfinished runs that other code began start again (default), or go on anyway, which keeps "
+        "them out of the paper's tables"
+    )
+    parser.add_argument("--resume", choices=RESUME, default="same-code", help=meaning)
+    meaning = (
+        f"instruction set on a processor: the same everywhere (default: pinned, or "
+        f"${numerics.VARIABLE}), or this processor's own"
+    )
+    parser.add_argument("--numerics", choices=numerics.CHOICES, help=meaning)
 
 
 def _demo(parser: ArgumentParser) -> None:

@@ -32,17 +32,21 @@ def run(arguments: Namespace) -> None:
 
 def _facts(record: Record) -> list[tuple[str, object]]:
     """Return what the run was, what it took, and why it failed if it did."""
-    job, git = record.job, record.provenance.git
+    job, git, plugin = record.job, record.provenance.git, record.provenance.plugin
+    harness = "harness " if plugin else ""  # the commit is not that of a plug-in
     rows: list[tuple[str, object]] = [
         ("status", record.status),
         ("command", record.provenance.command),
         ("data", f"{job.dataset} ({job.protocol}), {job.fingerprint}"),
         ("stand-in", "yes" if job.standin else "no"),
-        ("code", f"{git.commit}{' with changes' if git.dirty else ''}"),
+        (f"{harness}commit", f"{git.commit}{' with changes' if git.dirty else ''}"),
+        ("code", record.provenance.code),
         ("method", _listed(job.config.method)),
         ("dataset", _listed(job.config.dataset)),
         ("backbone", _listed(job.config.backbone)),
     ]
+    if plugin is not None:
+        rows.append(("plug-in", _listed(to_plain(plugin))))
     if record.failure is not None:
         return [*rows, *to_plain(record.failure).items()]
     if record.selection is not None:
@@ -50,6 +54,9 @@ def _facts(record: Record) -> list[tuple[str, object]]:
     for stage in record.cost.stages:
         note = " (reused)" if stage.reused else ""
         rows.append((f"stage {stage.name}", f"{stage.seconds_standalone:.1f} s{note}"))
+    if record.cost.audit is not None:
+        looks, seconds = record.cost.audit.looks, record.cost.audit.cpu_seconds
+        rows.append(("audit", f"{looks} looks, {seconds:.1f} CPU-s, not counted above"))
     return rows
 
 

@@ -290,12 +290,15 @@ def _obstacle(record: Record) -> tuple[Kind | None, str]:
         kind = record.failure.kind if record.failure is not None else ""
         return "left out", f"{record.status.value} ({kind})" if kind else record.status.value
     uncommitted = any(state.dirty is not False for state in record.git_states())
+    resumed = any(stage.resumed_from for stage in record.cost.stages)
     obstacles: tuple[tuple[object, Kind, str], ...] = (
         (job.standin, "smoke", "stand-in data"),
         (job.quick, "smoke", "quick run"),
+        (job.data_kind != "release", "left out", f"data that is not the release: {job.data_kind}"),
         (record.details.get("stack"), "left out", "seeds stacked into one model"),
         (job.preset not in (*PRESETS, DEFAULT_PRESET), "left out", f"preset {job.preset}"),
         (uncommitted, "left out", "code with uncommitted changes, or of no known commit"),
+        (resumed, "left out", "begun by one code and resumed by another"),
         (record.run_id != job.run_id, "left out", "its id is not that of its settings"),
     )
     return next(((kind, reason) for holds, kind, reason in obstacles if holds), (None, ""))

@@ -408,3 +408,37 @@ def test_progress_can_ask_the_fit_to_stop(tmp_path: Path) -> None:
     asked = RunContext(make_context(tmp_path).settings, account, [], lambda values: "too slow")
     with pytest.raises(FitStopped, match="too slow"):
         asked.report(stage="toy", epoch=1)
+
+
+def with_code(folder: Path, code: str, *, anyway: bool = False) -> tuple[RunContext, list[Any]]:
+    notes: list[Any] = []
+    settings = replace(make_context(folder).settings, code=code, resume_anyway=anyway)
+    account = StageAccount("run", folder / "work" / "coded")
+    return RunContext(settings, account, [], lambda values: notes.append(values.get("note"))), notes
+
+
+def test_unfinished_work_of_other_code_starts_again_and_names_both(tmp_path: Path) -> None:
+    ctx, _ = with_code(tmp_path, "aaa")
+    ctx.history({"stage": "fit", "epoch": 0}, loss=1.0)
+    ctx.save("fit", {"epoch": 1})
+    same, notes = with_code(tmp_path, "aaa")
+    assert same.restore("fit") == {"epoch": 1} and notes == []
+    other, notes = with_code(tmp_path, "bbb")
+    assert notes == ["starting again: the code has changed (aaa -> bbb)"]
+    assert other.restore("fit") is None and other.account.history() == []
+    assert other.account.cost("fit", "bbb").resumed_from is None
+
+
+def test_resumed_anyway_it_goes_on_and_the_cost_names_every_code(tmp_path: Path) -> None:
+    ctx, _ = with_code(tmp_path, "aaa")
+    ctx.save("fit", {"epoch": 1})
+    other, notes = with_code(tmp_path, "bbb", anyway=True)
+    assert notes == ["going on although the code has changed (aaa -> bbb)"]
+    assert other.restore("fit") == {"epoch": 1}
+    third, _ = with_code(tmp_path, "ccc", anyway=True)
+    assert third.account.cost("fit", "ccc").resumed_from == ("aaa", "bbb")
+    again, notes = with_code(tmp_path, "ccc")  # the same code, with what it took up before
+    assert notes == [] and again.account.cost("fit", "ccc").resumed_from == ("aaa", "bbb")
+    fresh, _ = with_code(tmp_path, "ddd")
+    assert fresh.restore("fit") is None
+    assert fresh.account.cost("fit", "ddd").resumed_from is None

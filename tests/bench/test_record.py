@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from records import a_job, a_record
 
+from bench.job import NO_DATA, Request, expand
+from bench.provenance import code_digest
 from bench.record import (
     SCHEMA_VERSION,
     Metrics,
@@ -18,13 +20,14 @@ from bench.record import (
     Selection,
     Status,
     Unreadable,
+    code_of,
     failed_record,
     read_record,
 )
 from bench.resources import published_folder
 from datasets.errors import BenchError
 from datasets.files import digest, to_json
-from methods.base import Supervision
+from methods.base import Supervision, get_method
 
 PUBLISHED = sorted((published_folder() / "runs").glob("*/record.json"))
 
@@ -146,3 +149,14 @@ def test_value_that_is_not_finite_can_be_read_again() -> None:
     record = a_record(outcome=replace(outcome, selection=Selection("val_auroc", math.nan, 3)))
     read = again(record)
     assert read.selection == Selection("val_auroc", None, 3)
+
+
+def test_the_code_of_a_run_includes_the_plug_in_it_hangs_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (job,) = expand(Request(("erm",), ("umnist",), (0,), NO_DATA))
+    assert code_of(job) == code_digest()
+    monkeypatch.setattr(get_method("erm"), "distribution", "elsewhere")
+    (outside,) = expand(Request(("erm",), ("umnist",), (0,), NO_DATA))
+    own, _, theirs = code_of(outside).partition("+")
+    assert own == code_digest() and len(theirs) == 16

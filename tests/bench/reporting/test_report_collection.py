@@ -47,6 +47,12 @@ SWEEP = [
         ({"preset": "mine"}, "left out", "preset mine"),
         ({"git": DIRTY}, "left out", "code with uncommitted changes, or of no known commit"),
         ({"git": GitState()}, "left out", "code with uncommitted changes"),
+        ({"data_kind": "rebuilt"}, "left out", "data that is not the release: rebuilt"),
+        (
+            {"stages": [stage("erm", "a", 1.0, resumed_from=("aaa",))]},
+            "left out",
+            "begun by one code and resumed by another",
+        ),
         (
             {"stages": [stage("erm", "a", 1.0, git=DIRTY)]},
             "left out",
