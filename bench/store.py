@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING
 from bench.record import Failure, Record, Status, Unreadable, read_record
 from datasets.config import Values
 from datasets.errors import BenchError, UsageError
-from datasets.files import atomic_folder, remove_stale_temporaries, storage_errors, to_json
+from datasets.files import (
+    FileFacts,
+    atomic_folder,
+    remove_stale_temporaries,
+    storage_errors,
+    with_checksum,
+)
 from datasets.lock import Lock
 
 if TYPE_CHECKING:
@@ -222,7 +228,9 @@ class Store:
 
                 tensors = {k: v.contiguous().cpu() for k, v in model.items()}
                 (draft / "model.safetensors").write_bytes(save(tensors))
-            (draft / "record.json").write_text(to_json(record.to_json()) + "\n")
+            files = {file.name: FileFacts.of(file) for file in sorted(draft.iterdir())}
+            content = with_checksum(replace(record, files=files).to_json())
+            (draft / "record.json").write_text(content + "\n")
         return path
 
     def write_failure(self, failed: Record) -> Record:

@@ -29,6 +29,12 @@ class StorageError(BenchError):
     kind = "storage"
 
 
+class Damaged(BenchError):
+    """A file is not as it was written: torn, changed, or another's."""
+
+    kind = "damaged"
+
+
 @dataclass(frozen=True)
 class StorageArea:
     """What to do when files of one kind cannot be written.
@@ -150,6 +156,54 @@ def digest(value: Any, length: int = 16) -> str:
     """Return the SHA-256 of a JSON-ready value in canonical form, cut to `length` digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def with_checksum(content: Mapping[str, object]) -> str:
+    """Return JSON with a key `checksum`, by which a reader notices every later change."""
+    plain = _plain(content)
+    return to_json({**plain, "checksum": digest(plain, 64)})
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """Read a JSON object, raising `Damaged` unless it is as written; the checksum is left out.
+
+    Files of earlier versions have no checksum and are taken as they are.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"it is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise Damaged("it is not a JSON object")
+    checksum = content.pop("checksum", None)
+    if checksum is not None and checksum != digest(content, 64):
+        raise Damaged("its checksum does not fit its content: it was changed or damaged")
+    return content
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """By what a file is known to be as it was written."""
+
+    bytes: int
+    sha256: str
+
+    @staticmethod
+    def of(path: Path) -> FileFacts:
+        """Measure a file."""
+        with path.open("rb") as source:
+            found = hashlib.file_digest(source, "sha256").hexdigest()
+            return FileFacts(source.tell(), found)
+
+    def check(self, path: Path, *, content: bool = True) -> None:
+        """Raise `Damaged` unless the file is as it was; without `content`, by its length alone."""
+        found = path.stat().st_size if path.is_file() else None
+        if found is None:
+            raise Damaged(f"{path.name} is missing")
+        if found != self.bytes:
+            raise Damaged(f"{path.name} has {found} bytes of {self.bytes}")
+        if content and FileFacts.of(path) != self:
+            raise Damaged(f"the checksum of {path.name} does not fit: it was changed or damaged")
 
 
 def append_line(path: Path, row: Mapping[str, object]) -> None:
