@@ -30,11 +30,11 @@ from bench.provenance import (
 from datasets.catalogue import get_dataset
 from datasets.config import Values, build_config
 from datasets.errors import BenchError
-from datasets.files import FileFacts, read_checked
+from datasets.files import FileFacts, StorageError, read_checked
 from methods.base import get_method
 
 SCHEMA_VERSION = 2
-INTERRUPTED = ("worker_died", "node_failure", "cancelled", "lost")
+INTERRUPTED = ("worker_died", "node_failure", "cancelled", "lost", StorageError.kind)
 """Kinds of failure that say nothing about the run: it was stopped, and can simply go on."""
 WITHOUT_GROUPS = ("avg", "auroc", "worst_class")  # metrics that no group label enters
 BY_GROUP = ("group_accuracy", "group_count")
@@ -363,11 +363,23 @@ RECORD_KEYS = {
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A run whose record cannot be read: damaged, foreign, or of a newer version."""
+    """A run that cannot be read: its record, or a table of it, is damaged, foreign or newer.
+
+    Attributes:
+        path: its record's.
+        command: what makes the run again, where the record says it.
+    """
 
     run_id: str
     path: Path
     reason: str
+    command: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        again = self.command or "`python -m bench run` with its settings"
+        return f"to make it again: {again}; what is damaged is then kept in `damaged`"
 
 
 def read_record(path: Path) -> Record | Unreadable | None:
@@ -455,13 +467,15 @@ def failed_record(
     in_text = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     if in_text or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         kind, remedy = "out_of_memory", "use a smaller batch_size, fewer --workers, or more memory"
+    # Where a disk was full there may be no failed record: then the run is just missing.
+    again = "" if kind == StorageError.kind else "--rerun failed"
     failure = Failure(
         kind=kind,
         message=error.message
         if isinstance(error, BenchError)
         else f"{type(error).__name__}: {error}",
         remedy=remedy or "see stderr_tail; if it looks like a defect, report it",
-        command=f"{job.command()} {path_arguments} --rerun failed".replace("  ", " "),
+        command=" ".join(filter(None, (job.command(), path_arguments, again))),
         stderr_tail="".join(traceback.format_exception(error))[-4000:],
         after_seconds=round(time.time() - started, 1),
     )

@@ -53,7 +53,7 @@ class StorageArea:
 
 RESULTS = StorageArea(
     if_full="free disk space or point --results at a larger disk, then run the command again",
-    if_unwritable="point --results at a folder that can be written to",
+    if_unwritable="point --results at a folder that can be written to, then run the command again",
     all_errors=True,
 )
 DATA = StorageArea(
@@ -118,7 +118,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                     os.fsync(written.fileno())
             if path.exists():
                 os.replace(path, old)
-            os.replace(draft, path)
+            try:
+                os.replace(draft, path)
+            except OSError:
+                if old.exists():
+                    os.replace(old, path)
+                raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
@@ -135,6 +140,16 @@ def remove_stale_temporaries(folder: Path, older_than: float = 3600.0) -> None:
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > older_than:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def set_aside(path: Path, folder: Path, reason: str) -> Path:
+    """Move a file or folder that is damaged out of the way, with a note why; return its place."""
+    with storage_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        place = folder / f"{path.name}.{uuid.uuid4().hex[:8]}"
+        os.replace(path, place)
+    append_line(folder / "notes.jsonl", {"name": place.name, "was": str(path), "reason": reason})
+    return place
 
 
 def to_json(value: Any) -> str:
@@ -217,13 +232,12 @@ def append_line(path: Path, row: Mapping[str, object]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON lines of a file, without one that a killed process left torn."""
+    """Return the objects that are lines of a file, without those that were torn or zeroed."""
     if not path.is_file():
         return []
     rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
+    for line in path.read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            rows += [row] if isinstance(row, dict) else []
     return rows
