@@ -45,7 +45,7 @@ from datasets.base import LoadedData
 from datasets.catalogue import get_dataset
 from datasets.config import Values
 from datasets.errors import BenchError
-from datasets.files import atomic_file, set_aside, to_json
+from datasets.files import atomic_file, set_aside, with_checksum
 from datasets.lock import Lock, LockBusy, LockLost
 from methods.backbones import LENETS
 from methods.base import get_method
@@ -157,7 +157,7 @@ def _run(
         lock.check()
         values = {**values, **pace.expect(values)}
         with atomic_file(file) as draft:
-            draft.write_text(to_json({**values, "time": time.time()}))
+            draft.write_text(with_checksum({**values, "time": time.time()}))
         return progress(values)
 
     report({"stage": "loading"})

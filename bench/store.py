@@ -10,7 +10,6 @@ launches/                what was submitted to a cluster
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -28,6 +27,7 @@ from datasets.files import (
     FileFacts,
     StorageError,
     atomic_folder,
+    read_checked,
     remove_stale_temporaries,
     storage_errors,
     with_checksum,
@@ -184,10 +184,9 @@ class Store:
     def progress(self, run_id: str) -> Values:
         """Return what a running job last reported."""
         try:
-            content = json.loads((self.work / run_id / "progress.json").read_text())
-        except (OSError, ValueError):
+            return read_checked(self.work / run_id / "progress.json")
+        except (OSError, Damaged):
             return {}
-        return content if isinstance(content, dict) else {}
 
     def matches(self, prefix: str) -> list[str]:
         """List the runs whose ids begin or end so."""
