@@ -28,13 +28,14 @@ from bench.job import (
 from bench.launch import launch
 from bench.launch.profile import read_profile
 from bench.launch.queue import submitted_runs
-from bench.record import Record, Status
+from bench.record import Record, Status, Unreadable
 from bench.resources import PUBLISHED_TABLE, published_folder
 from bench.runner import RunOptions, run_job
-from bench.store import RunStatus, Store
+from bench.store import MODEL, RunStatus, Store
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.errors import BenchError, DataMissing, UsageError
 from datasets.fetch import default_data_root, get_command
+from datasets.files import Damaged
 from methods.base import Fitted, NetworkSpec, get_method, load_methods
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ def log_to_stderr(text: str) -> None:
     """Print a line for the user; results go to stdout."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def log_unreadable(runs: Iterable[Unreadable], log: Log = log_to_stderr) -> None:
+    """Print which runs are damaged, and what makes each again."""
+    for one in runs:
+        log(f"damaged: {one.run_id}: {one.reason}\n  -> {one.remedy}")
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,11 @@ class Grid:
         """Return the records of the runs that are done."""
         found = (self.statuses[job.run_id].record for job in self.jobs)
         return [record for record in found if record is not None and record.done]
+
+    def unreadable(self) -> list[Unreadable]:
+        """Return what could not be read of the runs; they count as missing."""
+        found = (self.statuses[job.run_id].unreadable for job in self.jobs)
+        return [one for one in found if one is not None]
 
     def to_run(self) -> list[Job]:
         """Return the jobs that are neither done nor failed."""
@@ -437,6 +449,7 @@ def run_jobs(
         audit_every=None if how.audit is None else parse_interval(how.audit),
         resume_anyway=how.resume == "anyway",
     )
+    log_unreadable(grid.unreadable(), log)
     log(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
     if not todo:
         return grid
@@ -535,6 +548,7 @@ def report(
         data_root=_data_root(data_root),
         reference=paper.reference(),
     )
+    log_unreadable(given.runs.unreadable)
     return reporting.build(Path(out), given, paper.TABLES, paper.FIGURES).page
 
 
@@ -568,7 +582,9 @@ def results_table(store: Store) -> pd.DataFrame:
     """Return the runs of a store as `load_results` does."""
     import pandas as pd
 
-    return pd.DataFrame([result_row(record, store) for record in store.records()])
+    found = list(store.read_all())
+    log_unreadable(one for one in found if isinstance(one, Unreadable))
+    return pd.DataFrame([result_row(one, store) for one in found if isinstance(one, Record)])
 
 
 def result_row(record: Record, store: Store | None = None) -> dict[str, object]:
@@ -599,7 +615,11 @@ def result_row(record: Record, store: Store | None = None) -> dict[str, object]:
 
 def _worst_class(run_id: str, split: str, store: Store) -> float | None:
     """Compute the accuracy of the worst class from a run's predictions."""
-    table = store.predictions(run_id, ["split", "y", "pred"])
+    try:
+        table = store.predictions(run_id, ["split", "y", "pred"])
+    except Damaged as error:  # of an earlier version, whose records have no checksums
+        log_to_stderr(f"{error.message}: worst_class is not known")
+        table = None
     if table is None:
         return None
     own = table[table["split"] == split]
@@ -621,15 +641,15 @@ def find_run(name: str, results: Path | str = "results") -> FoundRun:
     published = not own.matches(name) and bool(shipped.matches(name))
     store = shipped if published else own
     run_id = store.find(name)
+    return FoundRun(_readable(run_id, store), store, published)
+
+
+def _readable(run_id: str, store: Store) -> Record:
     found = store.read(run_id)
-    if not isinstance(found, Record):
-        folder = store.runs / run_id
-        reason = f": {found.reason}" if found is not None else ""
-        raise BenchError(
-            f"{folder / 'record.json'} cannot be read{reason}",
-            f"delete {folder} if it is damaged, and run it again",
-        )
-    return FoundRun(found, store, published)
+    assert found is not None  # only what has a record is found
+    if isinstance(found, Unreadable):
+        raise Damaged(f"{found.path.parent} cannot be read: {found.reason}", found.remedy)
+    return found
 
 
 @dataclass(frozen=True)
@@ -661,23 +681,27 @@ class LoadedModel:
 
 def load_model(run: str, results: Path | str = "results") -> LoadedModel:
     """Load the model of a run that was made with `keep_models`, by its id or an end of that."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     store = Store(Path(results))
     run_id = store.find(run)
-    record, path = store.record(run_id), store.runs / run_id / "model.safetensors"
-    if record is None or not path.is_file():
-        command = record.provenance.command if record else "python -m bench run ..."
-        raise DataMissing(
-            f"{run_id} was run without keeping its model",
-            f"{command} --rerun always --keep-models",
-        )
+    record, path = _readable(run_id, store), store.runs / run_id / MODEL
+    command = f"{record.provenance.command} --rerun always --keep-models"
+    if not path.is_file():
+        raise DataMissing(f"{run_id} was run without keeping its model", command)
+    try:
+        if MODEL in record.files:
+            record.files[MODEL].check(path)
+        weights = load_file(path)
+    except (Damaged, SafetensorError) as error:
+        raise Damaged(f"the model of {run_id} cannot be read: {error}", command) from error
     job = record.job
     facts = get_dataset(job.dataset).facts(job.dataset_config())
     # The kept weights are complete: ImageNet's are not needed again.
     backbone = replace(job.backbone(), pretrained=False, weights=None)
     spec = NetworkSpec(backbone, facts.channels, facts.codes or facts.classes)
-    fitted = get_method(job.method).load_fitted(spec, job.method_config(), load_file(path))
+    fitted = get_method(job.method).load_fitted(spec, job.method_config(), weights)
     return LoadedModel(record, fitted, facts)
 
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import shutil
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -29,13 +32,17 @@ from datasets.catalogue import get_dataset
 from datasets.config import Values, identity_values
 from datasets.errors import BenchError
 from datasets.files import (
+    Damaged,
+    FileFacts,
     append_line,
     atomic_file,
     atomic_folder,
     digest,
+    read_checked,
     read_lines,
+    set_aside,
     storage_errors,
-    to_json,
+    with_checksum,
 )
 from datasets.lock import Lock
 from methods.base import Context, Stage, StageResult, Supervision
@@ -45,6 +52,7 @@ ProgressCallback = Callable[[Values], str | None]
 AuditCallback = Callable[[str, Values, Tensor, nn.Module], None]
 """Called with the key of the run or stage, the place in it, validation outputs and the model."""
 HistoryRow = dict[str, object]
+TENSORS = "tensors.safetensors"  # of a stage
 ROW_KEY = ("stage", "iteration", "phase", "epoch")
 
 
@@ -162,6 +170,20 @@ class StageAccount:
         rows = {_row_key(row): row for row in read_lines(self.folder / "history.jsonl")}
         return [*self.rows, *({**row, "record": self.key} for row in rows.values())]
 
+    def written_history(self) -> str:
+        """Return the file of history rows, byte by byte; checkpoints have a copy."""
+        file = self.folder / "history.jsonl"
+        return file.read_text("latin-1") if file.is_file() else ""
+
+    def mend_history(self, copy: str) -> None:
+        """Put back the history of a checkpoint, unless it is there."""
+        if not self.written_history().startswith(copy):
+            file = self.folder / "history.jsonl"
+            if file.is_file():
+                set_aside(file, self.folder / "damaged", "it is not as the checkpoint has it")
+            with atomic_file(file) as draft:
+                draft.write_text(copy, "latin-1")
+
     def check_code(self, code: str, *, resume_anyway: bool) -> str:
         """Discard checkpoints that other code wrote; return a line that says so, or nothing.
 
@@ -169,7 +191,7 @@ class StageAccount:
         on anyway, the cost names all codes.
         """
         mark = self.folder / "code"
-        *earlier, written = mark.read_text().split() if mark.is_file() else [""]
+        *earlier, written = (mark.read_text().split() if mark.is_file() else []) or [""]
         if written == code:
             self.resumed_from = tuple(earlier)
             return ""
@@ -252,9 +274,10 @@ class RunContext:
         began = CpuClock.now()
         spent, passes = self.account.elapsed(), self.account.image_passes
         accounts = {"seconds": spent.wall, "cpu_seconds": spent.cpu, "image_passes": passes}
+        own = {"of": [self.account.key, name], "history": self.account.written_history()}
         # Through memory: torch reports a full disk in a way that cannot be told from a defect.
         content = io.BytesIO()
-        torch.save({"state": state, "accounts": accounts}, content)
+        torch.save({"state": state, "accounts": accounts, **own}, content)
         with atomic_file(self.account.folder / f"{name}.checkpoint") as draft:
             draft.write_bytes(content.getbuffer())
         self.account.excluded += CpuClock.now() - began
@@ -264,10 +287,10 @@ class RunContext:
         if name in self.account.names:
             raise RuntimeError(f"two trainings of one fit are called '{name}'; give each its own")
         self.account.names.add(name)
-        path = self.account.folder / f"{name}.checkpoint"
-        if not path.is_file():
+        saved = self._read_checkpoint(name)
+        if saved is None:
             return None
-        saved = torch.load(path, map_location=self.device, weights_only=True)
+        self.account.mend_history(saved.get("history", ""))
         accounts = saved["accounts"]
         if accounts["image_passes"] > self.account.image_passes:
             spent = CpuClock(accounts["seconds"], accounts.get("cpu_seconds", math.nan))
@@ -276,6 +299,31 @@ class RunContext:
             self.account.began, self.account.excluded = CpuClock.now(), CpuClock()
         state: dict[str, Any] = saved["state"]
         return state
+
+    def _read_checkpoint(self, name: str) -> dict[str, Any] | None:
+        """Read a checkpoint; one that is damaged is set aside, and its part starts again.
+
+        torch writes the CRC-32 of each tensor and never looks at it. Checking them takes half as
+        long as loading does, and nothing is added to the writing, which happens every epoch.
+        """
+        path, of = self.account.folder / f"{name}.checkpoint", [self.account.key, name]
+        if not path.is_file():
+            return None
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if (damaged := archive.testzip()) is not None:
+                    raise Damaged(f"the checksum of {damaged} does not fit")
+                if not any(member.endswith("/data.pkl") for member in archive.namelist()):
+                    raise Damaged("it is no checkpoint")
+            saved: dict[str, Any] = torch.load(path, map_location=self.device, weights_only=True)
+            if saved.get("of", of) != of:
+                raise Damaged(f"it is that of {saved['of']}")
+        except (Damaged, zipfile.BadZipFile, zlib.error, UnpicklingError, OSError) as error:
+            set_aside(path, self.account.folder / "damaged", str(error))
+            note = f"{path.name} is damaged ({error}): this part starts again"
+            self.report(stage=note, note=note)
+            return None
+        return saved
 
     def stage(
         self, stage: Stage, task: Task, compute: Callable[[Task, Context], StageResult]
@@ -297,14 +345,16 @@ class RunContext:
         path = self.settings.stages / f"{stage.name}-{digest(identity)}"
         with storage_errors(path):
             self.settings.stages.mkdir(parents=True, exist_ok=True)
-        if not self._usable(path):
+        stored = self._stored_stage(path)
+        if stored is None:
             with Lock(path.with_name(f"{path.name}.lock")).hold(wait=True):
-                if not self._usable(path):
+                stored = self._stored_stage(path, set_damaged_aside=True)
+                if stored is None:
                     narrowed = task.narrowed(
                         train_groups=stage.needs.train_groups, val_groups=stage.needs.val_groups
                     )
                     self._compute_stage(path, identity, narrowed, compute)
-        stored = StoredStage.read(path)
+                    stored = StoredStage.read(path)
         self.account.excluded += CpuClock.now() - began
         self.account.rows.extend(stored.history)
         # A run that was killed after it computed a stage did compute it.
@@ -314,15 +364,24 @@ class RunContext:
             self.stage_costs += [cost.reused_copy() for cost in stored.costs]
         return stored.result
 
-    def _usable(self, path: Path) -> bool:
-        """Return whether the stage is there, new enough, and made from the labels at hand."""
-        file = path / "stage.json"
+    def _stored_stage(self, path: Path, *, set_damaged_aside: bool = False) -> StoredStage | None:
+        """Return the stage if it is there and whole, new enough, and made from the labels at hand.
+
+        Only who holds its lock may set a damaged one aside: else it may be just being replaced.
+        """
+        if not path.exists():
+            return None
         try:
-            new_enough = file.stat().st_mtime >= self.settings.not_before
-            seen = json.loads(file.read_text()).get("label_digest")
-        except FileNotFoundError:
-            return False
-        return new_enough and seen in (None, self.settings.label_digest)
+            stored = StoredStage.read(path)
+            new_enough = (path / "stage.json").stat().st_mtime >= self.settings.not_before
+        except (Damaged, OSError) as error:
+            if set_damaged_aside:
+                place = set_aside(path, path.parents[1] / "damaged", str(error))
+                note = f"the stage {path.name} is damaged ({error}): computed again, see {place}"
+                self.report(stage=note, note=note)
+            return None
+        usable = new_enough and stored.label_digest in (None, self.settings.label_digest)
+        return stored if usable else None
 
     def _compute_stage(
         self,
@@ -365,8 +424,9 @@ class RunContext:
         }
         with atomic_folder(path) as draft:
             tensors = {k: v.detach().cpu().contiguous() for k, v in result.tensors.items()}
-            (draft / "tensors.safetensors").write_bytes(save(tensors))
-            (draft / "stage.json").write_text(to_json(facts))
+            (draft / TENSORS).write_bytes(save(tensors))
+            files = {TENSORS: vars(FileFacts.of(draft / TENSORS))}
+            (draft / "stage.json").write_text(with_checksum({**facts, "files": files}))
         shutil.rmtree(work, ignore_errors=True)
 
 
@@ -378,11 +438,21 @@ class StoredStage:
     computed_by: str
     history: tuple[HistoryRow, ...]
     costs: tuple[StageCost, ...]
+    label_digest: str | None = None
 
     @staticmethod
     def read(path: Path) -> StoredStage:
-        """Read it."""
-        raw = json.loads((path / "stage.json").read_text())
+        """Read it; raise `Damaged` if it is not as it was written."""
+        try:
+            raw = read_checked(path / "stage.json")
+            for name, facts in raw.get("files", {}).items():
+                read_part(FileFacts, facts).check(path / name)
+            return StoredStage._from_json(raw, path)
+        except (BenchError, SafetensorError, LookupError, TypeError, AttributeError) as error:
+            raise Damaged(f"{type(error).__name__}: {error}") from error
+
+    @staticmethod
+    def _from_json(raw: dict[str, Any], path: Path) -> StoredStage:
         name, _, key = path.name.rpartition("-")
         own = StageCost(
             name=name,
@@ -397,8 +467,9 @@ class StoredStage:
             resumed_from=tuple(raw.get("resumed_from", ())) or None,
         )
         inner = (read_part(StageCost, cost) for cost in raw["stages"])
-        result = StageResult(load_file(path / "tensors.safetensors"), raw["facts"])
-        return StoredStage(result, raw["computed_by"], tuple(raw["history"]), (*inner, own))
+        result = StageResult(load_file(path / TENSORS), raw["facts"])
+        history, costs = tuple(raw["history"]), (*inner, own)
+        return StoredStage(result, raw["computed_by"], history, costs, raw.get("label_digest"))
 
 
 def with_audit(rows: Sequence[HistoryRow], folder: Path) -> list[HistoryRow]:

@@ -8,7 +8,6 @@ read is an `Unreadable`, never an exception: it costs one run.
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -31,10 +30,11 @@ from bench.provenance import (
 from datasets.catalogue import get_dataset
 from datasets.config import Values, build_config
 from datasets.errors import BenchError
+from datasets.files import FileFacts, StorageError, read_checked
 from methods.base import get_method
 
 SCHEMA_VERSION = 2
-INTERRUPTED = ("worker_died", "node_failure", "cancelled", "lost")
+INTERRUPTED = ("worker_died", "node_failure", "cancelled", "lost", StorageError.kind)
 """Kinds of failure that say nothing about the run: it was stopped, and can simply go on."""
 WITHOUT_GROUPS = ("avg", "auroc", "worst_class")  # metrics that no group label enters
 BY_GROUP = ("group_accuracy", "group_count")
@@ -224,6 +224,7 @@ class Record:
 
     Attributes:
         details: what the method says of itself, each under one key, and keys no field has.
+        files: length and SHA-256 of the files beside it; runs of earlier versions have none.
     """
 
     job: Job
@@ -234,6 +235,7 @@ class Record:
     failure: Failure | None = None
     details: Values = field(default_factory=dict)
     stored_id: str = ""
+    files: Mapping[str, FileFacts] = field(default_factory=dict)
 
     @property
     def run_id(self) -> str:
@@ -319,6 +321,8 @@ class Record:
                 raw["partition"] = to_plain(self.partition)
         if self.failure is not None:
             raw["failure"] = to_plain(self.failure)
+        if self.files:
+            raw["files"] = {name: to_plain(facts) for name, facts in self.files.items()}
         return {**raw, **self.details}
 
     @staticmethod
@@ -337,8 +341,11 @@ class Record:
             plugin=_read_optional(Plugin, raw.get("plugin")),
         )
         stages, metrics = raw.get("stages", []), raw.get("metrics", {})
-        if not isinstance(stages, list) or not isinstance(metrics, Mapping):
-            raise BenchError("stages or metrics of the record have the wrong form")
+        files = raw.get("files", {})
+        if not (
+            isinstance(stages, list) and isinstance(metrics, Mapping) and isinstance(files, Mapping)
+        ):
+            raise BenchError("stages, metrics or files of the record have the wrong form")
         outcome = Outcome(
             {str(split): Metrics.from_json(values) for split, values in metrics.items()},
             _read_optional(Selection, raw.get("selection")),
@@ -357,6 +364,7 @@ class Record:
             failure=_read_optional(Failure, raw.get("failure")),
             details={name: value for name, value in raw.items() if name not in RECORD_KEYS},
             stored_id=str(raw["run_id"]),
+            files={str(name): read_part(FileFacts, facts) for name, facts in files.items()},
         )
 
 
@@ -365,36 +373,49 @@ RECORD_KEYS = {
     *(STORED_NAMES.get(own.name, own.name) for own in fields(Job)),
     *("seed_tree", "command", "environment", "git", "code", "plugin", "stages", "selection"),
     *("peak_memory_bytes", "energy_kwh", "device", "threads", "label_digest", "metrics"),
-    *("partition", "failure", "audit"),
+    *("partition", "failure", "audit", "files", "checksum"),
 }
 """The keys of a record; a method's details may have none of them."""
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A run whose record cannot be read: damaged, foreign, or of a newer version."""
+    """A run that cannot be read: its record, or a table of it, is damaged, foreign or newer.
+
+    Attributes:
+        path: its record's.
+        command: what makes the run again, where the record says it.
+    """
 
     run_id: str
     path: Path
     reason: str
+    command: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        again = self.command or "`python -m bench run` with its settings"
+        return f"to make it again: {again}; what is damaged is then kept in `damaged`"
 
 
 def read_record(path: Path) -> Record | Unreadable | None:
     """Read a record file; none if there is no file."""
     run_id = path.parent.name
     try:
-        raw = json.loads(path.read_text())
-        if not isinstance(raw, dict):
-            return Unreadable(run_id, path, "it is not a JSON object")
+        raw = read_checked(path)
         version = raw.get("schema_version")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             return Unreadable(
                 run_id, path, f"it has schema version {version}: update nct-bench to read it"
             )
-        return Record.from_json(raw)
+        record = Record.from_json(raw)
+        if record.run_id != run_id:
+            return Unreadable(run_id, path, f"it is the record of {record.run_id}")
+        return record
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, BenchError) as error:
+    except Exception as error:  # whatever a file with other content may cause
         message = error.message if isinstance(error, BenchError) else f"{error}"
         return Unreadable(run_id, path, message or type(error).__name__)
 
@@ -469,13 +490,15 @@ def failed_record(
     in_text = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     if in_text or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         kind, remedy = "out_of_memory", "use a smaller batch_size, fewer --workers, or more memory"
+    # Where a disk was full there may be no failed record: then the run is just missing.
+    again = "" if kind == StorageError.kind else "--rerun failed"
     failure = Failure(
         kind=kind,
         message=error.message
         if isinstance(error, BenchError)
         else f"{type(error).__name__}: {error}",
         remedy=remedy or "see stderr_tail; if it looks like a defect, report it",
-        command=f"{job.command()} {path_arguments} --rerun failed".replace("  ", " "),
+        command=" ".join(filter(None, (job.command(), path_arguments, again))),
         stderr_tail="".join(traceback.format_exception(error))[-4000:],
         after_seconds=round(time.time() - started, 1),
     )

@@ -6,6 +6,7 @@ record keeps only what the method's tier may know of validation.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import shlex
 import time
@@ -35,6 +36,7 @@ from bench.record import (
     Record,
     Selection,
     Status,
+    Unreadable,
     code_of,
     failed_record,
     new_record,
@@ -44,7 +46,7 @@ from datasets.base import LoadedData
 from datasets.catalogue import get_dataset
 from datasets.config import Values
 from datasets.errors import BenchError
-from datasets.files import atomic_file, to_json
+from datasets.files import atomic_file, set_aside, with_checksum
 from datasets.lock import Lock, LockBusy, LockLost
 from methods.backbones import LENETS
 from methods.base import get_method
@@ -104,7 +106,10 @@ def run_job(
     fit_process = FitProcess(fork=in_worker) if options.isolate else None
     try:
         with store.lock(job.run_id).hold(wait=False) as lock:
-            existing = store.record(job.run_id)
+            found = store.read(job.run_id)
+            existing = found if isinstance(found, Record) else None
+            if isinstance(found, Unreadable):
+                set_aside(store.runs / job.run_id, store.damaged, found.reason)
             new_enough = store.record_mtime(job.run_id) >= options.not_before
             if existing and existing.status in (Status.DONE, Status.PRUNED) and new_enough:
                 return existing
@@ -121,8 +126,8 @@ def run_job(
             if record.status is Status.PRUNED:
                 store.write(record)
                 store.delete_checkpoints(job.run_id)
-            elif final and not (existing and existing.done):
-                store.write(record)
+            elif final:
+                return store.write_failure(record)
             return record
     except (LockBusy, LockLost):
         return new_record(job, Status.RUNNING)
@@ -158,7 +163,7 @@ def _run(
         lock.check()
         values = {**values, **pace.expect(values)}
         with atomic_file(file) as draft:
-            draft.write_text(to_json({**values, "time": time.time()}))
+            draft.write_text(with_checksum({**values, "time": time.time()}))
         return progress(values)
 
     report({"stage": "loading"})
@@ -258,5 +263,6 @@ def save_run(
     model = dict(fitted.module.state_dict()) if options.keep_models and not trial else None
     store.write(record, history_table(history), None if trial else predictions, partition, model)
     store.delete_checkpoints(job.run_id)
-    (store.audits / f"{job.run_id}.jsonl").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the run is stored: what is left over is no failure
+        (store.audits / f"{job.run_id}.jsonl").unlink()
     return record

@@ -4,12 +4,14 @@ runs/<run id>/record.json, history.parquet, predictions.parquet, [model.safetens
 stages/<name>-<key>/     shared stages
 audits/                  what the audit saw of unfinished runs and of shared stages
 work/                    checkpoints of what is not finished
+damaged/                 what was found damaged and made again, with a line a piece in notes.jsonl
 launches/                what was submitted to a cluster
 """
 
 from __future__ import annotations
 
-import json
+import os
+import shlex
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,12 +22,26 @@ from typing import TYPE_CHECKING
 from bench.record import Failure, Record, Status, Unreadable, read_record
 from datasets.config import Values
 from datasets.errors import BenchError, UsageError
-from datasets.files import atomic_folder, remove_stale_temporaries, storage_errors, to_json
+from datasets.files import (
+    Damaged,
+    FileFacts,
+    StorageError,
+    atomic_folder,
+    read_checked,
+    remove_stale_temporaries,
+    storage_errors,
+    with_checksum,
+)
 from datasets.lock import Lock
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
+
+
+TABLES = ("history", "predictions", "partition")
+MODEL = "model.safetensors"
+PARQUET = b"PAR1"  # what files of that format begin and end with
 
 
 @dataclass(frozen=True)
@@ -49,9 +65,9 @@ class RunStatus:
 
     @property
     def reason(self) -> str:
-        """Why it failed, or why its record cannot be read."""
+        """Why it failed, or why it cannot be read."""
         if self.unreadable is not None:
-            return f"its record cannot be read: {self.unreadable.reason}"
+            return f"it cannot be read: {self.unreadable.reason}"
         return self.failure.message if self.failure is not None else ""
 
 
@@ -65,6 +81,7 @@ class Store:
         self.work = root / "work"
         self.audits = root / "audits"
         self.launches = root / "launches"
+        self.damaged = root / "damaged"
 
     def record_mtime(self, run_id: str) -> float:
         """Return when a run's record was written; 0 if it has none."""
@@ -89,8 +106,25 @@ class Store:
         return Lock(self.work / run_id / "lock")
 
     def read(self, run_id: str) -> Record | Unreadable | None:
-        """Read a run's record; none if it has none."""
-        return read_record(self.runs / run_id / "record.json")
+        """Read a run's record; none if it has none.
+
+        Its tables are checked by their content, which takes a tenth of the time that reading the
+        record takes; a kept model, which may be large, by its length until it is loaded.
+        """
+        path = self.runs / run_id / "record.json"
+        found = read_record(path)
+        if not isinstance(found, Record):
+            return found
+        try:
+            for name, facts in found.files.items():
+                facts.check(path.with_name(name), content=name.endswith(".parquet"))
+            for table in {f"{name}.parquet" for name in TABLES} - set(found.files):
+                _check_parquet(path.with_name(table))
+        except (Damaged, OSError) as error:
+            model = ["--keep-models"] if MODEL in found.files else []
+            words = (found.provenance.command, "--results", shlex.quote(str(self.root)), *model)
+            return Unreadable(run_id, path, str(error), " ".join(words))
+        return found
 
     def record(self, run_id: str) -> Record | None:
         """Read a run's record; none if it has none, or none that can be read."""
@@ -150,10 +184,9 @@ class Store:
     def progress(self, run_id: str) -> Values:
         """Return what a running job last reported."""
         try:
-            content = json.loads((self.work / run_id / "progress.json").read_text())
-        except (OSError, ValueError):
+            return read_checked(self.work / run_id / "progress.json")
+        except (OSError, Damaged):
             return {}
-        return content if isinstance(content, dict) else {}
 
     def matches(self, prefix: str) -> list[str]:
         """List the runs whose ids begin or end so."""
@@ -196,10 +229,8 @@ class Store:
     def _table(
         self, run_id: str, name: str, columns: list[str] | None = None
     ) -> pd.DataFrame | None:
-        import pandas as pd
-
         path = self.runs / run_id / f"{name}.parquet"
-        return pd.read_parquet(path, columns=columns) if path.is_file() else None
+        return read_table(path, columns) if path.is_file() else None
 
     def write(
         self,
@@ -221,8 +252,10 @@ class Store:
                 from safetensors.torch import save
 
                 tensors = {k: v.contiguous().cpu() for k, v in model.items()}
-                (draft / "model.safetensors").write_bytes(save(tensors))
-            (draft / "record.json").write_text(to_json(record.to_json()) + "\n")
+                (draft / MODEL).write_bytes(save(tensors))
+            files = {file.name: FileFacts.of(file) for file in sorted(draft.iterdir())}
+            content = with_checksum(replace(record, files=files).to_json())
+            (draft / "record.json").write_text(content + "\n")
         return path
 
     def write_failure(self, failed: Record) -> Record:
@@ -235,9 +268,7 @@ class Store:
             if existing is None or not existing.done:
                 self.write(failed)
         except (BenchError, OSError) as unwritable:
-            assert failed.failure is not None
-            message = f"{failed.failure.message}; {unwritable}"
-            return replace(failed, failure=replace(failed.failure, message=message))
+            return _not_stored(failed, unwritable)
         return failed
 
     def delete_checkpoints(self, run_id: str) -> None:
@@ -247,6 +278,42 @@ class Store:
     def has_progress(self, run_id: str) -> bool:
         """Return whether a run that is not done was ever begun."""
         return (self.work / run_id / "progress.json").exists()
+
+
+def _not_stored(failed: Record, error: BenchError | OSError) -> Record:
+    """Return a failure that left no record, with the command that runs what is just missing."""
+    assert failed.failure is not None
+    failure = replace(
+        failed.failure,
+        kind=StorageError.kind,
+        message=f"{failed.failure.message}; {getattr(error, 'message', error)}",
+        remedy=getattr(error, "remedy", "") or failed.failure.remedy,
+        command=failed.failure.command.removesuffix(" --rerun failed"),
+    )
+    return replace(failed, failure=failure)
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
+    """Read a table of a run; raise `Damaged` if it is none."""
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path, columns=columns)
+    except Exception as error:  # parquet's readers raise many kinds
+        raise Damaged(f"{path} cannot be read: {error}", "run it again, or delete it") from error
+
+
+def _check_parquet(path: Path) -> None:
+    """Raise `Damaged` if there is a table that is torn, by how parquet files begin and end.
+
+    Records of earlier versions say nothing of the tables beside them.
+    """
+    if path.is_file():
+        with path.open("rb") as source:
+            ends = source.read(len(PARQUET)), source.seek(0, os.SEEK_END)
+            source.seek(max(0, ends[1] - len(PARQUET)))
+            if ends[0] != PARQUET or source.read() != PARQUET:
+                raise Damaged(f"{path.name} is damaged: it has {ends[1]} bytes and is no table")
 
 
 def write_samples(table: pd.DataFrame, path: Path) -> None:

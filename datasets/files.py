@@ -29,6 +29,12 @@ class StorageError(BenchError):
     kind = "storage"
 
 
+class Damaged(BenchError):
+    """A file is not as it was written: torn, changed, or another's."""
+
+    kind = "damaged"
+
+
 @dataclass(frozen=True)
 class StorageArea:
     """What to do when files of one kind cannot be written.
@@ -47,7 +53,7 @@ class StorageArea:
 
 RESULTS = StorageArea(
     if_full="free disk space or point --results at a larger disk, then run the command again",
-    if_unwritable="point --results at a folder that can be written to",
+    if_unwritable="point --results at a folder that can be written to, then run the command again",
     all_errors=True,
 )
 DATA = StorageArea(
@@ -112,7 +118,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                     os.fsync(written.fileno())
             if path.exists():
                 os.replace(path, old)
-            os.replace(draft, path)
+            try:
+                os.replace(draft, path)
+            except OSError:
+                if old.exists():
+                    os.replace(old, path)
+                raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
@@ -129,6 +140,16 @@ def remove_stale_temporaries(folder: Path, older_than: float = 3600.0) -> None:
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > older_than:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def set_aside(path: Path, folder: Path, reason: str) -> Path:
+    """Move a file or folder that is damaged out of the way, with a note why; return its place."""
+    with storage_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        place = folder / f"{path.name}.{uuid.uuid4().hex[:8]}"
+        os.replace(path, place)
+    append_line(folder / "notes.jsonl", {"name": place.name, "was": str(path), "reason": reason})
+    return place
 
 
 def to_json(value: Any) -> str:
@@ -152,6 +173,54 @@ def digest(value: Any, length: int = 16) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
+def with_checksum(content: Mapping[str, object]) -> str:
+    """Return JSON with a key `checksum`, by which a reader notices every later change."""
+    plain = _plain(content)
+    return to_json({**plain, "checksum": digest(plain, 64)})
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """Read a JSON object, raising `Damaged` unless it is as written; the checksum is left out.
+
+    Files of earlier versions have no checksum and are taken as they are.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"it is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise Damaged("it is not a JSON object")
+    checksum = content.pop("checksum", None)
+    if checksum is not None and checksum != digest(content, 64):
+        raise Damaged("its checksum does not fit its content: it was changed or damaged")
+    return content
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """By what a file is known to be as it was written."""
+
+    bytes: int
+    sha256: str
+
+    @staticmethod
+    def of(path: Path) -> FileFacts:
+        """Measure a file."""
+        with path.open("rb") as source:
+            found = hashlib.file_digest(source, "sha256").hexdigest()
+            return FileFacts(source.tell(), found)
+
+    def check(self, path: Path, *, content: bool = True) -> None:
+        """Raise `Damaged` unless the file is as it was; without `content`, by its length alone."""
+        found = path.stat().st_size if path.is_file() else None
+        if found is None:
+            raise Damaged(f"{path.name} is missing")
+        if found != self.bytes:
+            raise Damaged(f"{path.name} has {found} bytes of {self.bytes}")
+        if content and FileFacts.of(path) != self:
+            raise Damaged(f"the checksum of {path.name} does not fit: it was changed or damaged")
+
+
 def append_line(path: Path, row: Mapping[str, object]) -> None:
     """Append one JSON line."""
     with storage_errors(path):
@@ -163,13 +232,12 @@ def append_line(path: Path, row: Mapping[str, object]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON lines of a file, without one that a killed process left torn."""
+    """Return the objects that are lines of a file, without those that were torn or zeroed."""
     if not path.is_file():
         return []
     rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
+    for line in path.read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            rows += [row] if isinstance(row, dict) else []
     return rows

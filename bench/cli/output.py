@@ -64,9 +64,12 @@ def print_skipped(skipped: Iterable[Skipped]) -> None:
 def print_failures(grid: Grid) -> int:
     """Print what failed and what was left out; return the exit code."""
     failed = [job.run_id for job in grid.jobs if grid.statuses[job.run_id].status is Status.FAILED]
+    stopped = [found for run_id in failed if (found := grid.statuses[run_id]).interrupted]
     for run_id in failed:
         log(f"failed: {run_id}: {grid.statuses[run_id].reason}")
-    if failed:
+    for remedy in dict.fromkeys(found.failure.remedy for found in stopped if found.failure):
+        log(f"  -> {remedy}")
+    if len(failed) > len(stopped):
         log("  -> python -m bench show RUN tells more; --rerun failed runs them again")
     print_skipped(grid.skipped)
     return 1 if failed else 0

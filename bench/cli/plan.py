@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from bench.api import Grid, survey
+from bench.api import Grid, log_unreadable, survey
 from bench.cli.arguments import expand_jobs, published_store
 from bench.cli.output import log, print_json, print_skipped, print_table
 from bench.cost import ExpectedCost
@@ -34,6 +34,7 @@ def print_plan(grid: Grid, *, as_json: bool, published: bool = False) -> None:
     print(f"all of them: {_described(grid.expected)}")
     if (to_run := grid.to_run()) and not published:
         log(f"to run: {len(to_run)}, expected {_described(grid.remaining)}")
+    log_unreadable(grid.unreadable())
     print_skipped(grid.skipped)
 
 

@@ -6,8 +6,9 @@ from argparse import Namespace
 from collections.abc import Mapping
 
 from bench.cli.arguments import find_named_run
-from bench.cli.output import print_json, print_table
+from bench.cli.output import log, print_json, print_table
 from bench.record import Record, to_plain
+from datasets.files import Damaged
 
 SHOWN_EPOCHS = 10
 
@@ -23,7 +24,11 @@ def run(arguments: Namespace) -> None:
     if record.outcome is None:
         return
     print_table("Metrics", ("", "val", "test"), _metrics(record))
-    history = found.store.history(record.run_id)
+    try:
+        history = found.store.history(record.run_id)
+    except Damaged as error:  # of an earlier version, whose records have no checksums
+        log(error.message)
+        return
     if history is not None:
         last = history.tail(SHOWN_EPOCHS)
         shown = last.map(lambda value: f"{value:.4g}" if isinstance(value, float) else value)

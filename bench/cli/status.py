@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from bench.api import count_statuses, run_row, status_row, survey
+from bench.api import count_statuses, log_unreadable, run_row, status_row, survey
 from bench.cli.arguments import expand_jobs, store_to_read
 from bench.cli.output import log, print_json, print_table
 from bench.launch.ledger import old_launches
@@ -92,9 +92,7 @@ def _print_runs(statuses: Mapping[str, RunStatus], store: Store, what: str) -> N
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     rows = [(run_id, *_state(run_id, found, store)) for run_id, found in statuses.items()]
     print_table(f"{len(statuses)} {what}: {states}", ("run", "state", ""), rows)
-    if unreadable := sum(found.unreadable is not None for found in statuses.values()):
-        again = "delete the folder of a damaged one to run it again"
-        log(f"{unreadable} records cannot be read: {again}")
+    log_unreadable(found.unreadable for found in statuses.values() if found.unreadable)
 
 
 def _state(run_id: str, found: RunStatus, store: Store) -> tuple[str, str]:

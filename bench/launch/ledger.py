@@ -14,7 +14,7 @@ Runs are submitted from `launches/` of a results folder, workers from that of a 
 from __future__ import annotations
 
 import contextlib
-import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,8 @@ from bench.launch.profile import Resources
 from bench.provenance import GitState
 from bench.store import Store
 from datasets.config import Values, coerce, field_types
-from datasets.files import atomic_file, to_json
+from datasets.errors import BenchError
+from datasets.files import Damaged, atomic_file, read_checked, set_aside, with_checksum
 from datasets.lock import Lock
 
 LEDGER_FORMAT = 2  # of launch.json; files of the first format do not name theirs
@@ -65,7 +66,7 @@ class Launch:
         """Put it on disk."""
         content = {name: value for name, value in asdict(self).items() if name != "folder"}
         with atomic_file(self.folder / "launch.json") as draft:
-            draft.write_text(to_json({"format": LEDGER_FORMAT, **content}))
+            draft.write_text(with_checksum({"format": LEDGER_FORMAT, **content}))
 
     def with_array(self, array: Array) -> Launch:
         """Return the launch with an array replaced by what has become of it, or added."""
@@ -75,16 +76,16 @@ class Launch:
     def write_jobs(self, jobs: Sequence[Job]) -> None:
         """Put the jobs on disk."""
         with atomic_file(self.folder / "jobs.json") as draft:
-            draft.write_text(json.dumps({job.run_id: job.to_json() for job in jobs}))
+            draft.write_text(with_checksum({job.run_id: job.to_json() for job in jobs}))
 
     def tuning(self) -> Values:
         """Read what the workers of a study tune."""
-        return _read_object(self.folder / "tuning.json")
+        return read_checked(self.folder / "tuning.json")
 
     def write_tuning(self, tuning: Values) -> None:
         """Put on disk what the workers of a study tune."""
         with atomic_file(self.folder / "tuning.json") as draft:
-            draft.write_text(to_json(tuning))
+            draft.write_text(with_checksum(tuning))
 
     def mark_complete(self) -> None:
         """Note that there is nothing left to look after, unless we may only read."""
@@ -100,13 +101,13 @@ def launches_lock(store: Store) -> Lock:
 def open_launches(store: Store) -> Iterator[Launch]:
     """Read the launches that may still have something under way, oldest first."""
     for folder in _open_folders(store):
-        if _read_object(folder / "launch.json").get("format") == LEDGER_FORMAT:
+        if _read_or_set_aside(folder / "launch.json").get("format") == LEDGER_FORMAT:
             yield read_launch(folder)
 
 
 def read_launch(folder: Path) -> Launch:
     """Read a launch as it is now."""
-    content, kinds = _read_object(folder / "launch.json"), field_types(Launch)
+    content, kinds = read_checked(folder / "launch.json"), field_types(Launch)
     del kinds["folder"]
     values = {name: coerce(content[name], kind, f"launch.{name}") for name, kind in kinds.items()}
     return Launch(folder=folder, **values)
@@ -114,14 +115,20 @@ def read_launch(folder: Path) -> Launch:
 
 def read_jobs(folder: Path) -> dict[str, Job]:
     """Read the jobs of a launch, by run id."""
-    content = json.loads((folder / "jobs.json").read_text())
+    content = read_checked(folder / "jobs.json")
     return {run_id: Job.from_json(values) for run_id, values in content.items()}
 
 
-def _read_object(path: Path) -> Values:
-    content = json.loads(path.read_text())
-    assert isinstance(content, dict)
-    return content
+def _read_or_set_aside(path: Path) -> Values:
+    """Read a ledger; one that is damaged is set aside, and its runs are just missing."""
+    try:
+        return read_checked(path)
+    except Damaged as error:
+        damaged = f"launch {path.parent.name} is damaged ({error}) and not followed any more"
+        sys.stderr.write(f"{damaged}: squeue shows what of it still runs\n")
+        with contextlib.suppress(BenchError, OSError):  # where we may only read, it stays
+            set_aside(path, path.parent / "damaged", str(error))
+        return {}
 
 
 def _open_folders(store: Store) -> list[Path]:
@@ -140,13 +147,13 @@ def old_launches(store: Store) -> list[Path]:
         folder
         for each in stores
         for folder in _open_folders(each)
-        if _is_old(_read_object(folder / "launch.json"), each)
+        if _is_old(_read_or_set_aside(folder / "launch.json"), each)
     ]
 
 
 def _is_old(content: Values, store: Store) -> bool:
     """Return whether a launch is in the first format, and a run of it has no record since."""
-    if "format" in content:
+    if not content or "format" in content:
         return False
     arrays, created = content.get("arrays"), content.get("created")
     if not isinstance(arrays, list) or not isinstance(created, float):

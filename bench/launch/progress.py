@@ -193,11 +193,12 @@ def describe(progress: Values) -> str:
     stage = str(progress.get("stage", ""))
     if "epoch" not in progress:
         return stage
-    step = f", step {progress['step']}/{progress['steps']}" if "step" in progress else ""
+    step = f", step {progress['step']}/{progress.get('steps')}" if "step" in progress else ""
     value, end = _number(progress, "selection"), _number(progress, "expected_end")
     selection = f", selection {value:.2f}" if value is not None else ""
     until = f", until about {time.strftime('%H:%M', time.localtime(end))}" if end else ""
-    return f"{stage} epoch {_epoch_number(progress)}/{progress['epochs']}{step}{selection}{until}"
+    epoch = f"{_epoch_number(progress)}/{progress.get('epochs')}"
+    return f"{stage} epoch {epoch}{step}{selection}{until}"
 
 
 def result_line(record: Record) -> str:

@@ -18,6 +18,7 @@ from bench.launch.scheduler import TaskState
 from bench.record import Record, Status, failed_record
 from bench.store import Store
 from datasets.errors import BenchError
+from datasets.files import Damaged
 from datasets.lock import Lock
 
 FOLLOW_SECONDS = 2.0  # how often a followed launch is looked at
@@ -119,11 +120,14 @@ def mark_lost(launch: Launch, store: Store) -> set[str]:
         launch = read_launch(launch.folder)
         unfinished = unfinished_runs(launch, store, scheduler.task_states())
         lost = {run_id: run for run_id, run in unfinished if not run.active}
-        jobs = read_jobs(launch.folder)
+        try:
+            jobs = read_jobs(launch.folder)
+        except Damaged:  # what they were is not known any more: they are just missing
+            jobs = {}
         past = scheduler.past_states({r.job for r in lost.values() if r.job and not r.state})
         for run_id, run in lost.items():
             state = run.state or past.get(run.job, "")
-            if run.job:  # else it was never submitted: it is just missing
+            if run.job and run_id in jobs:  # else it was never submitted: it is just missing
                 with store.lock(run_id).hold(wait=False):
                     if store.record_mtime(run_id) < launch.created:
                         store.write_failure(_lost_record(run, jobs[run_id], state))

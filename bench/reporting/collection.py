@@ -9,6 +9,7 @@ each method, dataset, preset and variant that occurs, and identities are compare
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +27,12 @@ from bench.job import (
     identity_changes,
 )
 from bench.record import Record, Unreadable
-from bench.store import Store
+from bench.store import Store, read_table
 from datasets.base import Facts, LabelledSplit
 from datasets.catalogue import get_dataset
 from datasets.config import Values
 from datasets.errors import BenchError, DataMissing
-from datasets.files import to_json
+from datasets.files import Damaged, to_json
 from methods.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -111,11 +112,17 @@ class Run:
             return None
 
 
-def _read(path: Path, modified: int) -> pd.DataFrame:
-    """Read a table; one that was modified is another."""
-    import pandas as pd
+def _read(path: Path, modified: int) -> pd.DataFrame | None:
+    """Read a table; one that was modified is another. One that cannot be read is as good as none.
 
-    return pd.read_parquet(path)
+    What is damaged was noticed when the store was read, but for tables of earlier versions, which
+    have no checksum.
+    """
+    try:
+        return read_table(path)
+    except Damaged as error:
+        sys.stderr.write(f"{error.message}: cells that need it are left empty\n")
+        return None
 
 
 # What is kept in memory while a report is built: kilobytes each, and one to two megabytes each.
@@ -156,7 +163,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 @dataclass(frozen=True)
 class Collection:
-    """All runs of a store, classified; those whose records cannot be read are left out as well."""
+    """All runs of a store, classified; those that cannot be read are left out as well."""
 
     runs: tuple[Run, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()

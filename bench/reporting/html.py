@@ -79,7 +79,7 @@ def html_page(given: ReportInput, tables: Sequence[Table], figures: Sequence[Wri
             own[key] = shared.setdefault(to_json(own[key]), len(shared))
         details[run.run_id] = script_json(own)
     unreadable = [
-        RunRow(one.run_id, reason=f"its record cannot be read: {one.reason}", known=False)
+        RunRow(one.run_id, reason=f"it cannot be read: {one.reason}", known=False)
         for one in runs.unreadable
     ]
     content: dict[str, object] = {

@@ -248,7 +248,7 @@ def left_out(given: ReportInput) -> Table:
         ((run.method, run.dataset, run.reason), run.run_id) for run in runs.of_kind("left out")
     ]
     for broken in runs.unreadable:
-        found.append((("", "", f"its record cannot be read: {broken.reason}"), broken.run_id))
+        found.append((("", "", f"it cannot be read: {broken.reason}"), broken.run_id))
     rows = []
     for (method, dataset, reason), same in sorted(grouped(found, lambda one: one[0]).items()):
         key, ids = CellKey(method, dataset, "runs", reason), tuple(run_id for _, run_id in same)

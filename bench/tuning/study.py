@@ -13,6 +13,7 @@ is judged by the epochs of its earlier attempts, too.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from bench.context import derive_seed
 from bench.tuning import WARM_UP
 from datasets.config import Values
 from datasets.errors import BenchError, UsageError
-from datasets.files import storage_errors
+from datasets.files import set_aside, storage_errors
 from datasets.lock import Lock, LockLost
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class Study:
         journal = folder / "journal.log"
         self.allocation_lock = Lock(folder / "turn.lock")
         with self.allocation_lock.hold(wait=True):
+            if (reason := _damage(journal)) is not None:
+                # The same trials are drawn again, and those whose runs are stored cost nothing.
+                place = set_aside(journal, folder / "damaged", reason)
+                sys.stderr.write(f"study {folder.name} starts again: {reason}; see {place}\n")
             self.study = optuna.create_study(
                 storage=_open_journal(journal, JournalLock(journal)),
                 study_name=folder.name,
@@ -189,6 +194,19 @@ class Study:
         return Lock(self.folder / "trials" / f"{number}.lock")
 
 
+def _damage(journal: Path) -> str | None:
+    """Return what is wrong with a journal; half a last line is not, a killed writer leaves it."""
+    lines = journal.read_bytes().split(b"\n")[:-1] if journal.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            whole = isinstance(json.loads(line), dict)
+        except ValueError:
+            whole = False
+        if not whole:
+            return f"line {number} of {journal.name} is damaged"
+    return None
+
+
 def _open_journal(journal: Path, lock: Any = None) -> JournalStorage:
     """Open a journal; all that Optuna wants of a lock is acquire and release."""
     import optuna
@@ -209,7 +227,7 @@ def count_finished(folder: Path) -> int:
     import optuna
 
     journal = folder / "journal.log"
-    if not journal.is_file():
+    if not journal.is_file() or _damage(journal) is not None:
         return 0
     try:
         study = optuna.load_study(study_name=folder.name, storage=_open_journal(journal))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -32,6 +35,7 @@ from bench.process import CpuClock
 from bench.provenance import git_state
 from bench.runner import load_data
 from datasets.base import GroupLabelsHidden, LoadedData, Task
+from datasets.files import read_lines
 from methods.base import Context, Stage, StageResult, Supervision
 
 names = st.lists(st.text(st.characters(exclude_characters="/", codec="utf-8")), max_size=3)
@@ -192,6 +196,123 @@ def test_another_run_takes_up_what_a_killed_one_left(tmp_path: Path) -> None:
     assert not record.reused
     assert [row["epoch"] for row in ctx.account.history()] == [0, 1, 2]
     assert not list((tmp_path / "stages").glob("*.work"))
+
+
+def torn(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def zeroed(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def one_bit_flipped(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def foreign(file: Path) -> None:
+    file.write_text('{"some": "other file"}')
+
+
+DAMAGE = pytest.mark.parametrize("damage", [torn, emptied, zeroed, one_bit_flipped, foreign])
+
+
+@DAMAGE
+@pytest.mark.parametrize("name", ["stage.json", "tensors.safetensors"])
+def test_a_damaged_stage_is_set_aside_and_computed_again(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    first = make_context(tmp_path).stage(toy(), TASK, three_epochs)
+    whole = first.tensors["total"].clone()  # the tensors are a view of the file
+    (folder,) = (path.parent for path in (tmp_path / "stages").glob("*/stage.json"))
+    damage(folder / name)
+    said: list[Any] = []
+    later = make_context(tmp_path, run="later")
+    later._progress = said.append
+    again = later.stage(toy(), TASK, three_epochs)
+    assert torch.equal(again.tensors["total"], whole)
+    assert not later.stage_costs[0].reused
+    (note,) = read_lines(tmp_path / "damaged" / "notes.jsonl")
+    assert note["was"] == str(folder) and note["reason"]
+    assert (tmp_path / "damaged" / note["name"] / name).is_file()
+    assert [folder.name in message["note"] for message in said] == [True]
+    third = make_context(tmp_path, run="third")
+    third.stage(toy(), TASK, three_epochs)
+    assert third.stage_costs[0].reused
+
+
+def test_a_stage_without_its_tensors_is_computed_again(tmp_path: Path) -> None:
+    make_context(tmp_path).stage(toy(), TASK, three_epochs)
+    (folder,) = (path.parent for path in (tmp_path / "stages").glob("*/stage.json"))
+    (folder / "tensors.safetensors").unlink()
+    again = make_context(tmp_path, run="later")
+    again.stage(toy(), TASK, three_epochs)
+    assert not again.stage_costs[0].reused
+
+
+def half_a_training(folder: Path) -> Path:
+    with pytest.raises(KeyboardInterrupt):
+        three_epochs(TASK, make_context(folder), stop_after=2)
+    return folder / "work" / "run"
+
+
+@DAMAGE
+def test_a_damaged_checkpoint_costs_a_recomputation(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = half_a_training(tmp_path)
+    file = folder / "toy.checkpoint"
+    if damage is one_bit_flipped:
+        # In the tensor: most of so small a file is padding, which means nothing.
+        value = struct.pack("<f", float(torch.load(file)["state"]["total"]))
+        changed = bytes((value[0] ^ 1, *value[1:]))
+        file.write_bytes(file.read_bytes().replace(value, changed))
+    else:
+        damage(file)
+    ctx = make_context(tmp_path)
+    result = three_epochs(TASK, ctx)
+    fresh = three_epochs(TASK, make_context(tmp_path / "fresh"))
+    assert torch.equal(result.tensors["total"], fresh.tensors["total"])
+    assert [row["epoch"] for row in ctx.account.history()] == [0, 1, 2]
+    assert ctx.account.image_passes == 30
+    (note,) = read_lines(folder / "damaged" / "notes.jsonl")
+    assert note["was"] == str(file)
+
+
+@DAMAGE
+def test_a_damaged_history_is_mended_from_the_checkpoint(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = half_a_training(tmp_path)
+    before = (folder / "history.jsonl").read_bytes()
+    damage(folder / "history.jsonl")
+    ctx = make_context(tmp_path)
+    saved = ctx.restore("toy")
+    assert saved is not None and saved["epoch"] == 2
+    assert (folder / "history.jsonl").read_bytes() == before
+    ctx.history({"stage": "toy", "epoch": 2}, loss=0.0)  # of an epoch that was not saved
+    make_context(tmp_path).restore("toy")
+    assert (folder / "history.jsonl").read_bytes().startswith(before + b"{")
+
+
+def test_a_checkpoint_of_another_run_is_not_taken_up(tmp_path: Path) -> None:
+    folder = half_a_training(tmp_path)
+    for name in ("other", "third"):
+        shutil.copytree(folder, tmp_path / "work" / name)
+    assert make_context(tmp_path, run="other").restore("toy") is None
+    os.replace(
+        tmp_path / "work" / "third" / "toy.checkpoint",
+        tmp_path / "work" / "run" / "another.checkpoint",
+    )
+    ctx = make_context(tmp_path)
+    assert ctx.restore("another") is None
+    assert ctx.restore("toy") is not None
 
 
 def test_history_rows_are_unique_after_a_resume(tmp_path: Path) -> None:

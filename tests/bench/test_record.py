@@ -78,6 +78,18 @@ def test_unknown_keys_inside_parts_survive() -> None:
     assert written == raw
 
 
+def stored(root: Path, raw: dict[str, Any]) -> Path:
+    path = root / a_job().run_id / "record.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(raw))
+    return path
+
+
+def test_record_of_an_earlier_version_has_no_checksum(tmp_path: Path) -> None:
+    raw = json.loads(to_json(a_record().to_json()))
+    assert isinstance(read_record(stored(tmp_path, raw)), Record)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -88,26 +100,25 @@ def test_unknown_keys_inside_parts_survive() -> None:
         {"stages": [{"name": "fit"}]},
         {"status": "perhaps"},
         {"git": []},
+        {"files": ["history.parquet"]},
+        {"files": {"history.parquet": {"bytes": 3}}},
+        {"schema_version": 1, "config": {"backbone": 3}},
         {"supervision": {"train_groups": "so"}},
     ],
 )
 def test_wrong_field_makes_an_unreadable_record(tmp_path: Path, change: dict[str, Any]) -> None:
     raw = json.loads(to_json(a_record().to_json())) | change
-    path = tmp_path / "run" / "record.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(raw))
-    found = read_record(path)
+    found = read_record(stored(tmp_path, raw))
     assert isinstance(found, Unreadable)
-    assert found.reason
+    assert found.reason and "is the record of" not in found.reason
 
 
 @pytest.mark.parametrize("name", ["method", "dataset", "seed", "config", "git", "identity"])
 def test_missing_field_makes_an_unreadable_record(tmp_path: Path, name: str) -> None:
     raw = json.loads(to_json(a_record().to_json()))
     del raw[name]
-    path = tmp_path / "record.json"
-    path.write_text(json.dumps(raw))
-    assert isinstance(read_record(path), Unreadable)
+    found = read_record(stored(tmp_path, raw))
+    assert isinstance(found, Unreadable) and "is the record of" not in found.reason
 
 
 def test_newer_schema_asks_for_an_update(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import multiprocessing
@@ -18,10 +19,11 @@ from hypothesis import strategies as st
 from records import a_job, a_record, named
 from safetensors.torch import load_file
 
-from bench.record import Status, Unreadable
+from bench.record import RECORD_KEYS, Record, Status, Unreadable
 from bench.store import Store, write_samples
 from datasets.errors import UsageError
 from datasets.files import (
+    FileFacts,
     append_line,
     atomic_file,
     atomic_folder,
@@ -30,7 +32,7 @@ from datasets.files import (
 )
 
 RUN = "erm-cmnist-s0-0123456789"
-KNOWN = {*a_record().to_json(), "partition", "failure"}
+KNOWN = RECORD_KEYS
 
 # A process of its own, so that forking is safe: nothing in it has started a thread before.
 KILLED_WRITERS = """
@@ -134,6 +136,39 @@ def test_broken_record_costs_one_run(tmp_path: Path, content: str) -> None:
     assert broken.reason
     found = store.all_statuses({})[RUN]
     assert found.status is Status.MISSING and broken.reason in found.reason
+
+
+def test_record_knows_length_and_sha256_of_the_files_beside_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    table = pd.DataFrame({"value": range(20)})
+    path = store.write(a_record(), table, table, model={"weight": torch.ones(3)})
+    record = store.record(a_job().run_id)
+    assert record is not None
+    assert set(record.files) == {"history.parquet", "predictions.parquet", "model.safetensors"}
+    for name, facts in record.files.items():
+        content = (path / name).read_bytes()
+        assert facts == FileFacts(len(content), hashlib.sha256(content).hexdigest())
+    assert "files" not in a_record().to_json()  # where nothing is known, nothing is claimed
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"wga": 10.0', '"wga": 99.0'), ('"seed": 0', '"seed": 1'), ('"avg"', '"abg"')]
+)
+def test_any_change_of_a_record_is_noticed(tmp_path: Path, old: str, new: str) -> None:
+    store = Store(tmp_path)
+    file = store.write(a_record()) / "record.json"
+    assert isinstance(store.read(a_job().run_id), Record)
+    file.write_text(file.read_text().replace(old, new, 1))
+    found = store.read(a_job().run_id)
+    assert isinstance(found, Unreadable) and "checksum" in found.reason
+
+
+def test_record_of_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.write(a_record())
+    os.replace(path, store.runs / RUN)
+    found = store.read(RUN)
+    assert isinstance(found, Unreadable) and a_job().run_id in found.reason
 
 
 def test_status_follows_a_run_through_its_life(tmp_path: Path) -> None:

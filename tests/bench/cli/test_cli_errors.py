@@ -273,20 +273,20 @@ def test_broken_record_costs_one_line(tmp_path: Path, cli: Any) -> None:
     (folder / "record.json").write_text('{"run_id": ')
     refused(
         cli("show", "erm-cmnist-s0", "--results", tmp_path),
-        "record.json cannot be read",
-        f"-> delete {folder}",
+        f"{folder} cannot be read: it is not JSON",
+        "-> to make it again: `python -m bench run` with its settings",
     )
     told = cli("status", "--results", tmp_path)
     assert told.code == 0
     (line,) = [line for line in told.out.splitlines() if "erm-cmnist-s0-abc" in line]
     assert "unreadable" in line
-    assert "1 records cannot be read" in told.err
+    assert "damaged: erm-cmnist-s0-abc: it is not JSON" in told.err
     content = cli("status", "--results", tmp_path, "--json").json
     assert (content["total"], content["done"], content["missing"]) == (2, 1, 1)
     by_id = {run["run_id"]: run for run in content["runs"]}
     assert by_id[good.run_id]["status"] == "done"
     damaged = by_id["erm-cmnist-s0-abc"]
-    assert "its record cannot be read" in damaged["reason"] and damaged["path"] == str(folder)
+    assert "it cannot be read" in damaged["reason"] and damaged["path"] == str(folder)
 
 
 def test_record_of_a_newer_version_asks_for_an_update(tmp_path: Path, cli: Any) -> None:

@@ -49,12 +49,39 @@ def test_launches_survive_a_round_trip(jobs: list[Job], store: Store) -> None:
     assert not list(open_launches(store))
 
 
+@pytest.mark.parametrize("content", ["", "\0" * 300, '{"format": 2', "[]", None])
+def test_a_damaged_launch_is_set_aside_and_named_once(
+    jobs: list[Job], store: Store, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = launch_of(jobs[:1], store)
+    damaged = replace(whole, id="y", folder=store.launches / "y")
+    damaged.write()
+    file = damaged.folder / "launch.json"
+    changed = file.read_text().replace('"cluster": "dev"', '"cluster": "other"')
+    file.write_text(changed if content is None else content)
+    assert list(open_launches(store)) == [whole]
+    assert "launch y is damaged" in capsys.readouterr().err
+    assert list(open_launches(store)) == [whole]
+    assert capsys.readouterr().err == ""
+    assert old_launches(store) == []
+
+
+def test_lost_runs_whose_jobs_cannot_be_read_are_missing(
+    jobs: list[Job], store: Store, slurm: FakeSlurm
+) -> None:
+    launch = launch_of(jobs, store)
+    (launch.folder / "jobs.json").write_bytes(b"")
+    slurm.says("FAILED", "FAILED", "FAILED")
+    assert submitted_runs(store) == {}
+    assert store.status_of(jobs[0].run_id).status is Status.MISSING
+
+
 def test_launches_of_an_earlier_version_are_named_until_they_have_ended(
     jobs: list[Job], store: Store
 ) -> None:
     launch = launch_of(jobs, store)
     content = json.loads((launch.folder / "launch.json").read_text())
-    del content["format"]
+    del content["format"], content["checksum"]
     runs = write_old(store.launches / "old", content)
     study = write_old(store.root / "studies" / "jtt-umnist" / "launches" / "y", content)
     assert old_launches(store) == [runs, study]

@@ -239,7 +239,7 @@ def test_tables_beside_a_record_are_read_once(
     store.write(made, frame.drop(columns="id"), predictions=frame)
     read: list[Path] = []
     whole = pd.read_parquet
-    monkeypatch.setattr(pd, "read_parquet", lambda path: read.append(path) or whole(path))
+    monkeypatch.setattr(pd, "read_parquet", lambda path, **_: read.append(path) or whole(path))
     run = collect(store).runs[0]
     for columns in (["id"], ["split", "y"], None):
         table = run.predictions(columns)

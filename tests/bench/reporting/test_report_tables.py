@@ -208,7 +208,7 @@ def test_what_is_left_out_is_counted_by_reason() -> None:
     table = left_out(given(runs))
     found = {(row.header[2], cell.mean): cell.run_ids for row in table.rows for cell in row.cells}
     assert found["failed (data)", 2.0] == (first.run_id, second.run_id)
-    assert found["its record cannot be read: damaged", 1.0] == ("some-run",)
+    assert found["it cannot be read: damaged", 1.0] == ("some-run",)
     assert len(found) == 2
 
 

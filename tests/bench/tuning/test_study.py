@@ -54,6 +54,22 @@ def test_the_same_seed_gives_the_same_trials(tmp_path: Path) -> None:
     assert len({trial["x"] for trial in first}) == count
 
 
+@pytest.mark.parametrize("line", [b"\0" * 40, b"{", b"3", b"\xff\xfe"])
+def test_a_damaged_journal_is_set_aside_and_the_same_trials_are_drawn(
+    tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "study"
+    whole = tune(folder, 3)
+    journal = folder / "journal.log"
+    lines = journal.read_bytes().split(b"\n")
+    journal.write_bytes(b"\n".join([*lines[:4], line, *lines[5:]]))
+    assert count_finished(folder) == 0
+    assert tune(folder, 3) == whole
+    assert "study study starts again: line 5 of journal.log is damaged" in capsys.readouterr().err
+    assert len(list((folder / "damaged").glob("journal.log.*"))) == 1
+    assert count_finished(folder) == 3
+
+
 def test_a_dead_workers_trial_is_made_again_and_none_twice(tmp_path: Path) -> None:
     whole = tune(tmp_path / "whole", WARM_UP + 3)
     tune(tmp_path / "torn", WARM_UP + 1)
