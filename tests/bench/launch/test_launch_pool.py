@@ -195,6 +195,23 @@ def test_a_fork_server_that_dies_as_a_worker_starts(
     assert len(set(killed)) == deaths
 
 
+@pytest.mark.skipif(pool.START_METHOD != "forkserver", reason="there is no fork server")
+def test_a_fork_server_that_takes_its_time_to_die(
+    jobs: list[Job], digits_root: Path, store: Store, notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was killed still counts as alive for a moment, and answers no more."""
+    connect, dead_at = forkserver.connect_to_new_process, time.monotonic() + 1.0
+
+    def connect_to_dying(fds: list[int]) -> tuple[int, int]:
+        if time.monotonic() < dead_at:
+            raise ConnectionResetError
+        return connect(fds)
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", connect_to_dying)
+    (record,) = run_pool(FixedJobs(jobs[:1]), RunOptions(digits_root, store.root), 1, notes)
+    assert record.status is Status.DONE
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process")
 def test_no_run_counts_the_memory_of_another(
     troubled: str, digits_root: Path, store: Store, notes: Notes
