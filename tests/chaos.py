@@ -30,10 +30,9 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
 MARK = "BENCH_CHAOS"  # in the environment of every process of a grid, wherever it was started
@@ -78,6 +77,10 @@ class Grid:
         own = [text for text in SETTINGS if text.partition(".")[0] in self.methods]
         places = ["--data-root", str(data), "--results", str(results)]
         return ["run", *names, "--seeds", str(self.seeds), *places, "--set", *own]
+
+
+SMALL = Grid(("erm", "dfr", "nct"), seeds=1)
+"""Enough for a test that is run with every change."""
 
 
 @dataclass(frozen=True)
@@ -439,14 +442,14 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
 
 
 @contextlib.contextmanager
-def one_machine_slurm() -> Any:
+def one_machine_slurm() -> Iterator[dict[str, str]]:
     """Start a SLURM here, unless there is one; yield what has to be in the environment for it."""
     if "BENCH_DEV_CLUSTER" in os.environ:
         yield {}
         return
     script = REPOSITORY / "slurm" / "dev_cluster.sh"
-    told = subprocess.run([script, "start"], stdout=subprocess.PIPE, text=True, check=True).stdout
-    settings = dict(word.split("=", 1) for word in told.split()[1:])
+    started = subprocess.run([script, "start"], capture_output=True, text=True, check=True)
+    settings = dict(word.split("=", 1) for word in started.stdout.split()[1:])
     try:
         yield settings
     finally:
