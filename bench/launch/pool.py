@@ -42,6 +42,8 @@ RETRY_SECONDS = 2.0  # how often to look again at a job that another process is 
 POLL_SECONDS = 0.2  # how long to wait for a message before the display is drawn again
 SOURCE_SECONDS = 0.5  # how often to ask a source again that had nothing to hand out
 EXIT_SECONDS = 10.0  # how long a worker that has sent its record may take to end
+START_TRIES = 6  # how often to try to start a worker whose fork server dies meanwhile
+START_SECONDS = 0.5  # how long to wait in between: a server that was killed needs a while to end
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -185,9 +187,22 @@ class _Pool:
                 continue
             if (attempt := self._due_again() or self._new_attempt()) is None:
                 return
+            self._start(attempt, slot)
+
+    def _start(self, attempt: Attempt, slot: int) -> None:
+        for left in reversed(range(START_TRIES)):
             _start_server()
-            with starting_a_child():  # an interruption waits until the worker is on the list
-                self.workers.append(_start(attempt, self.shares[slot], slot))
+            try:
+                with starting_a_child():  # an interruption waits until the worker is on the list
+                    self.workers.append(_start(attempt, self.shares[slot], slot))
+                return
+            except (EOFError, ConnectionError) as gone:
+                if not left:
+                    raise WorkerDied(
+                        "the server that worker processes come from died as often as it started",
+                        "most often the machine ran out of memory: use fewer --workers",
+                    ) from gone
+                time.sleep(START_SECONDS)
 
     def _due_again(self) -> Attempt | None:
         """Return a job that is to be tried again now; one that still runs elsewhere waits on."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chaos import MARK, one_machine_slurm
 from desk import REPOSITORY, Desk, wait_until
 
 from datasets import standins
-
-DEV_CLUSTER = REPOSITORY / "slurm" / "dev_cluster.sh"
 
 PLUG_IN = '''
 """ERM that pauses before every epoch, and that fails for chosen seeds in chosen ways."""
@@ -84,18 +84,14 @@ class Slow(Method):
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[dict[str, str]]:
     """The environment in which a one-machine SLURM answers; started here unless there is one."""
-    if "BENCH_DEV_CLUSTER" in os.environ:
-        yield {}
-        return
-    started = subprocess.run([DEV_CLUSTER, "start"], capture_output=True, text=True)
-    if started.returncode != 0:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI must run these: {started.stderr}")
-        pytest.skip(f"no SLURM can be started here (it needs root and apt): {started.stderr}")
-    words = started.stdout.split()[1:]
-    settings = dict(word.split("=", 1) for word in words)
-    yield settings
-    subprocess.run([DEV_CLUSTER, "stop"], env={**os.environ, **settings}, check=True)
+    with contextlib.ExitStack() as started:
+        try:
+            settings = started.enter_context(one_machine_slurm())
+        except subprocess.CalledProcessError as refused:
+            if os.environ.get("CI"):
+                pytest.fail(f"CI must run these: {refused.stderr}")
+            pytest.skip(f"no SLURM can be started here (it needs root and apt): {refused.stderr}")
+        yield settings
 
 
 @pytest.fixture(scope="session")
@@ -123,7 +119,7 @@ def desk(cluster: dict[str, str], digits: Path, site: Path, tmp_path: Path) -> I
     """A fresh results folder; whatever it left on the cluster is cancelled afterwards."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV"))}
     paths = os.pathsep.join([str(REPOSITORY), str(site)])
-    environment = {**inherited, **cluster, "PYTHONPATH": paths}
+    environment = {**inherited, **cluster, "PYTHONPATH": paths, MARK: str(tmp_path)}
     user = Desk(tmp_path / "results", digits, environment)
     yield user
     for process in user.started:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import signal
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from chaos import MARK, SLURM, SMALL, Chaos, Process, by_role, processes
 from desk import REPOSITORY, Desk, assert_same_results, assert_same_tables, wait_until
 
 pytestmark = pytest.mark.slurm
@@ -32,56 +27,10 @@ def uninterrupted(
     return results
 
 
-def processes() -> dict[int, tuple[int, list[str]]]:
-    """List every process: its parent and its command line."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            words = (folder / "cmdline").read_text().split("\0")
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            found[int(folder.name)] = int(parent), words
-    return found
-
-
-@dataclass(frozen=True)
-class Tree:
-    """The processes of a desk's tasks: each task has a fork server, that its workers, each a fit.
-
-    Attributes:
-        fits: of each worker that has started one, by the worker.
-    """
-
-    tasks: tuple[int, ...]
-    servers: tuple[int, ...]
-    workers: tuple[int, ...]
-    fits: Mapping[int, int]
-
-    @staticmethod
-    def of(desk: Desk) -> Tree:
-        """Look at what runs now."""
-        known, folder = processes(), f"{desk.results}/launches"
-        tasks = tuple(
-            number
-            for number, (_, words) in known.items()
-            if "submitit.core._submit" in words
-            and not words[0].endswith("srun")
-            and any(word.startswith(folder) for word in words)
-        )
-        forked = {n: parent for n, (parent, words) in known.items() if is_forked(words)}
-        servers = tuple(number for number, parent in forked.items() if parent in tasks)
-        workers = tuple(number for number, parent in forked.items() if parent in servers)
-        fits = {parent: number for number, parent in forked.items() if parent in workers}
-        return Tree(tasks, servers, workers, fits)
-
-    def victims(self, rng: random.Random) -> list[int]:
-        """Return every task, and of every run the worker or its fit."""
-        each = [rng.choice([worker, self.fits.get(worker, worker)]) for worker in self.workers]
-        return [*self.tasks, *each]
-
-
-def is_forked(words: list[str]) -> bool:
-    """Return whether a process is a fork server or comes from one: they all look like it."""
-    return any("multiprocessing.forkserver" in word for word in words)
+def remote(desk: Desk) -> dict[str, list[Process]]:
+    """Return the processes of a desk's tasks, by role."""
+    known = by_role(processes(f"{MARK}={desk.environment[MARK]}"))
+    return {role: found for role, found in known.items() if role != "launcher"}
 
 
 def test_scontrol_requeue(desk: Desk, uninterrupted: Path) -> None:
@@ -90,7 +39,7 @@ def test_scontrol_requeue(desk: Desk, uninterrupted: Path) -> None:
     (launch,) = desk.launches()
     with desk.nothing_starts():
         desk.slurm("scontrol", "requeue", launch["arrays"][0]["job"])
-        wait_until(lambda: Tree.of(desk) == Tree((), (), (), {}))
+        wait_until(lambda: not any(remote(desk).values()))
         found = wait_until(lambda: (now := desk.status())["running"] == 0 and now)
     assert [run["status"] for run in found["runs"]] == ["preempted"]
     assert found["queued"] == 1
@@ -105,10 +54,8 @@ def test_scontrol_requeue(desk: Desk, uninterrupted: Path) -> None:
 def test_kill_9(desk: Desk, uninterrupted: Path, victim: str) -> None:
     launcher = desk.start(*desk.grid(*ONE, *PACED, "--wait", profile=desk.profile()))
     wait_until(lambda: max(desk.progress().values(), default=0) >= 3)
-    tree = Tree.of(desk)
-    ((task,), (server,), (worker,)), fit = (tree.tasks, tree.servers, tree.workers), tree.fits
-    victims = {"task": task, "server": server, "worker": worker, "fit": fit[worker]}
-    os.kill(victims[victim], signal.SIGKILL)
+    (process,) = remote(desk)[victim]
+    assert process.kill()
     _, err = launcher.communicate()
     assert launcher.returncode == 0, err
     assert_same_results(desk.results, uninterrupted, list(desk.records()))
@@ -150,26 +97,9 @@ def test_preemption_by_a_partition_with_priority(desk: Desk, uninterrupted: Path
     assert_same_results(desk.results, uninterrupted, list(desk.records()))
 
 
-def test_twenty_random_kills_lose_nothing(desk: Desk, uninterrupted: Path) -> None:
-    """Kill tasks or workers at random; whatever is done stays done, and the rest goes on."""
-    rng = random.Random(7)
-    grid = ("--methods", "slow", "--datasets", "cmnist", "--seeds", "4", "--quick", *PACED)
-    profile = desk.profile(pack=2, requeues=50)
-    desk.run(*grid, profile=profile)
-    done: dict[str, int] = {}
-    kills = 0
-    while kills < 20:
-        time.sleep(rng.uniform(0.0, 1.0))
-        for path in desk.results.glob("runs/[!.]*/record.json"):
-            written = path.stat().st_mtime_ns
-            assert done.setdefault(path.parent.name, written) == written
-        if len(done) == 4:  # start over, as the kills are what this is about
-            done.clear()
-            desk.run(*grid, "--rerun", "always", profile=profile)
-        if alive := Tree.of(desk).victims(rng):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rng.choice(alive), signal.SIGKILL)
-                kills += 1
-    desk.run(*grid, "--wait", profile=profile)
-    assert len(desk.records()) == 4
-    assert_same_results(desk.results, uninterrupted, list(desk.records()))
+def test_kills_at_random_lose_nothing(cluster: dict[str, str], tmp_path: Path) -> None:
+    """Kill what comes; whatever is done stays done, and the rest goes on to the same end."""
+    figures = Chaos(tmp_path, SLURM, SMALL, 1, cluster)(12)
+    assert figures.kills.total() == 12
+    assert figures.resumed > 0
+    assert figures.equal == SMALL.size * figures.rounds

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from launch_fakes import Notes
 from bench.job import Job, Request, expand
 from bench.launch import pool
 from bench.launch.pool import Attempt, FixedJobs, default_workers, run_pool
+from bench.process import WorkerDied
 from bench.record import Failure, Record, Status, new_record
 from bench.runner import RunOptions, run_job
 from bench.store import Store
@@ -157,6 +159,57 @@ def test_a_crash_costs_one_run(
     assert len(history) == 0
     assert {"stage", "epoch", "loss", "selection", "audit_test_wga"} <= set(history)
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.skipif(pool.START_METHOD != "forkserver", reason="there is no fork server")
+@pytest.mark.parametrize("deaths", [1, pool.START_TRIES])
+def test_a_fork_server_that_dies_as_a_worker_starts(
+    jobs: list[Job],
+    digits_root: Path,
+    store: Store,
+    notes: Notes,
+    monkeypatch: pytest.MonkeyPatch,
+    deaths: int,
+) -> None:
+    """Another is started, and no run is lost by it; unless it never lives."""
+    server, killed = forkserver._forkserver, []
+    ensure_running = server.ensure_running
+
+    def kill_when_ensured() -> None:
+        """Kill it in the moment between the last look at it and the request for a worker."""
+        ensure_running()
+        if len(killed) < deaths:
+            killed.append(server._forkserver_pid)
+            os.kill(killed[-1], signal.SIGKILL)
+            os.waitid(os.P_PID, killed[-1], os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(server, "ensure_running", kill_when_ensured)
+    options, source = RunOptions(digits_root, store.root), FixedJobs(jobs[:2])
+    if deaths == pool.START_TRIES:
+        with pytest.raises(WorkerDied, match="died as often as it started"):
+            run_pool(source, options, 1, notes)
+        assert store.run_ids() == []
+    else:
+        records = run_pool(source, options, 1, notes)
+        assert [record.status for record in records] == [Status.DONE] * 2
+    assert len(set(killed)) == deaths
+
+
+@pytest.mark.skipif(pool.START_METHOD != "forkserver", reason="there is no fork server")
+def test_a_fork_server_that_takes_its_time_to_die(
+    jobs: list[Job], digits_root: Path, store: Store, notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was killed still counts as alive for a moment, and answers no more."""
+    connect, dead_at = forkserver.connect_to_new_process, time.monotonic() + 1.0
+
+    def connect_to_dying(fds: list[int]) -> tuple[int, int]:
+        if time.monotonic() < dead_at:
+            raise ConnectionResetError
+        return connect(fds)
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", connect_to_dying)
+    (record,) = run_pool(FixedJobs(jobs[:1]), RunOptions(digits_root, store.root), 1, notes)
+    assert record.status is Status.DONE
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process")
