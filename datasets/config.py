@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -79,6 +80,7 @@ def with_overrides(values: Values, overrides: Values) -> dict[str, object]:
     return merged
 
 
+@functools.cache  # resolving takes longer than all else that reading a record needs
 def field_types(kind: type[Any]) -> dict[str, Any]:
     """Return the resolved type of every field."""
     hints = typing.get_type_hints(kind)

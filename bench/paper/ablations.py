@@ -23,24 +23,17 @@ import torch
 from bench.paper.campaigns import CAMPAIGNS
 from bench.paper.numbers import paper_by, paper_cell, with_verdict
 from bench.paper.trees import METHOD, Reader, TreeRecord, Trees, tree_table, with_trees
-from bench.reporting.collection import Collection, Run, metric_values
-from bench.reporting.inputs import ReportInput
-from bench.reporting.main_table import tiers
-from bench.reporting.names import dataset_names, dataset_title, headline, method_title
-from bench.reporting.statistics import compare_pairs
-from bench.reporting.table import (
-    SEEDS_SPREAD,
-    Cell,
-    CellKey,
-    Column,
-    Row,
-    Table,
-    averaged,
-    empty,
-    mark_best,
-    measured_and_reference_rows,
-    metric_digits,
+from bench.reporting.collection import Collection, ReportInput, Run, metric_by_seed, metric_values
+from bench.reporting.main_table import by_method, method_table
+from bench.reporting.names import (
+    dataset_columns,
+    dataset_names,
+    dataset_title,
+    headline,
+    method_title,
 )
+from bench.reporting.statistics import compare_pairs
+from bench.reporting.table import Cell, CellKey, Column, Row, Table, mark_best, paired_rows
 from methods.metrics import worst_group_metric
 from methods.nct.plus import PlusConfig, fit_calibration
 
@@ -103,7 +96,7 @@ def abl_minsamples(given: ReportInput) -> Table:
             (*mark_best(cells[:2], mark_ties=False), *mark_best(cells[2:], mark_ties=False))
             for cells in (with_verdict(measured_cells, paper_cells), paper_cells)
         )
-        rows += measured_and_reference_rows((title,), marked, paper_marked, title)
+        rows += paired_rows((title,), marked, paper_marked, title)
     return tree_table(
         label="abl_minsamples",
         title="Sparse-node merging",
@@ -185,7 +178,7 @@ abl_sampling = partial(  # which the paper announces without a table
 
 PARTS = CAMPAIGNS["plus-parts"]
 CONTROLS = CAMPAIGNS["plus-controls"]
-UNCERTAINTY = f"{SEEDS_SPREAD}; differences: the 95% t-interval over the shared seeds"
+UNCERTAINTY = f"{Table.uncertainty}; differences: the 95% t-interval over the shared seeds"
 
 
 def plus_parts(given: ReportInput) -> Table:
@@ -197,7 +190,7 @@ def plus_parts(given: ReportInput) -> Table:
         changed = given.runs.variant(PARTS.name, variant.name, dataset)
         key = CellKey(method, dataset, headline(dataset), variant.name)
         gain = replace(key, variant=f"{variant.name}; minus all parts")
-        itself = empty(gain, "this is the whole")
+        itself = gain.empty("this is the whole")
         lead = itself if variant is whole else _difference(changed, all_parts, gain)
         rows.append(Row((variant.title,), (_mean(changed, key), lead)))
     return Table(
@@ -259,47 +252,27 @@ def plus_controls(given: ReportInput) -> Table:
 
 def _mean(runs: Sequence[Run], key: CellKey) -> Cell:
     values = metric_values(runs, key.metric)
-    return averaged(values, key) if values else empty(key, "not run")
+    return key.averaged(values) if values else key.empty("not run")
 
 
 def _difference(ours: Sequence[Run], theirs: Sequence[Run], key: CellKey) -> Cell:
     """Return our mean lead over theirs on the seeds that both have, with its 95% interval."""
-    values = {
-        side: {
-            run.seed: value for run in own if (value := run.record.test.get(key.metric)) is not None
-        }
-        for side, own in (("ours", ours), ("theirs", theirs))
-    }
-    seeds = values["ours"].keys() & values["theirs"].keys()
+    mine, yours = (metric_by_seed(runs, key.metric) for runs in (ours, theirs))
+    seeds = mine.keys() & yours.keys()
     if not seeds:
-        return empty(key, "no shared seeds")
-    (gain,) = compare_pairs(values)
-    digits = metric_digits(key.metric)
+        return key.empty("no shared seeds")
+    (gain,) = compare_pairs({"ours": mine, "theirs": yours})
     note = "one seed" if gain.n == 1 else "the same on every seed"
     if gain.low is not None and gain.high is not None:
-        note = f"95%: {gain.low:+.{digits}f} to {gain.high:+.{digits}f}"
-    return Cell(
-        "measured",
-        key,
-        mean=gain.difference,
-        n=gain.n,
-        ci_low=gain.low,
-        ci_high=gain.high,
-        note=note,
-        signed=True,
-        digits=digits,
-        run_ids=tuple(sorted(run.run_id for run in (*ours, *theirs) if run.seed in seeds)),
-    )
+        note = f"95%: {gain.low:+.{key.digits}f} to {gain.high:+.{key.digits}f}"
+    run_ids = sorted(run.run_id for run in (*ours, *theirs) if run.seed in seeds)
+    return key.difference(gain, note, tuple(run_ids))
 
 
 def class_calibration(given: ReportInput) -> Table:
     """Compare worst-group accuracy with calibrated classes with that of the main table."""
     names = [name for name in dataset_names() if headline(name) == "wga"]
-    rows = []
-    for tier in tiers(given.reference):
-        cells = [cell for name in names for cell in _calibrated(given.runs, tier.method, name)]
-        rows.append(Row((method_title(tier.method),), tuple(cells), section=tier.section))
-    return Table(
+    return method_table(
         label="class_calibration",
         title="Calibrated classes",
         caption=(
@@ -307,14 +280,9 @@ def class_calibration(given: ReportInput) -> Table:
             "scale were fitted to the run's validation scores on class labels alone, and its "
             "difference from the main table. A control for NCT+, which calibrates leaves."
         ),
-        row_headers=("Method",),
-        columns=tuple(
-            Column(title, dataset_title(name)) for name in names for title in ("Calibrated", "Gain")
-        ),
-        rows=tuple(rows),
+        columns=dataset_columns(names, "Calibrated", "Gain"),
+        rows=by_method(given, names, _calibrated),
         notes=("Scores are kept in half precision. DFR and ExMap were fitted on validation too.",),
-        in_paper=False,
-        section_titles=True,
     )
 
 
@@ -330,8 +298,8 @@ def _calibrated(runs: Collection, method: str, dataset: str) -> list[Cell]:
             gain.append((value - before, run.run_id))
     if not after:
         reason = "no scores kept" if found else runs.absence(method, dataset)
-        return [empty(key, reason) for key in keys]
-    return [averaged(after, keys[0]), averaged(gain, keys[1])]
+        return [key.empty(reason) for key in keys]
+    return [key.averaged(own) for key, own in zip(keys, (after, gain), strict=True)]
 
 
 def calibrated_wga(run: Run) -> float | None:

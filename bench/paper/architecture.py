@@ -9,18 +9,15 @@ from bench.reporting import figure as plots
 from bench.reporting.figure import Drawn, FigureInput, SkippedFigure, dataset_label, escape_mathtext
 from methods.nct.config import NctConfig
 
-NO_TREE = SkippedFigure("no finished NCT run to draw")
 MIXED_HEADS = {"asymmetric": ("linear", "mlp"), "reversed": ("mlp", "linear")}
 """What the easy and the hard child's head is, by the config's `heads` where they differ."""
 
 ARROW = {"arrowstyle": "-|>", "lw": 0.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 7}
 
 
-def draw_architecture(given: FigureInput) -> Drawn | SkippedFigure:
+def draw_architecture(given: FigureInput) -> Drawn:
     """Draw inference: backbone, heads level by level, argmax over the leaves."""
     found = _simplest(given)
-    if found is None:
-        return NO_TREE
     run, levels = found.run, found.tree.levels
     config: NctConfig = run.record.job.method_config()
     backbone = escape_mathtext(run.record.job.backbone().name)
@@ -64,11 +61,9 @@ def draw_architecture(given: FigureInput) -> Drawn | SkippedFigure:
     )
 
 
-def draw_routing(given: FigureInput) -> Drawn | SkippedFigure:
+def draw_routing(given: FigureInput) -> Drawn:
     """Draw routing: the rule above, what it did to one tree's training samples below."""
     found = _simplest(given)
-    if found is None:
-        return NO_TREE
     run, depth = found.run, found.tree.chosen_iteration
     figure = plots.new_figure(plots.WIDTH, 1.5 + 1.05 * depth)
     above, below = figure.subplots(2, 1, height_ratios=[1.3, 1.05 * depth])
@@ -106,12 +101,13 @@ def _rule(axes: Any) -> None:
     axes.text(10.25, -0.72, "no", fontsize=7, ha="center")
 
 
-def _simplest(given: FigureInput) -> TreeRun | None:
+def _simplest(given: FigureInput) -> TreeRun:
     """Return the tree with the fewest leaves, but grown beyond one level if there is one."""
     found = [one for own in grown_trees(given).values() for one in own]
-    found.sort(key=lambda one: (len(one.tree.chosen.leaves), one.run.seed))
+    if not found:
+        raise SkippedFigure("no finished NCT run to draw")
     grown = [one for one in found if one.tree.chosen_iteration > 1]
-    return next(iter(grown or found), None)
+    return min(grown or found, key=lambda one: (len(one.tree.chosen.leaves), one.run.seed))
 
 
 def _box(

@@ -51,11 +51,9 @@ class Subject:
         return self.facts.eval_transform(self.split.images.batch(index))
 
 
-def draw_leaves(given: FigureInput) -> Drawn | SkippedFigure:
+def draw_leaves(given: FigureInput) -> Drawn:
     """Draw the paper's panel: images of the easy leaf on the left, of the hard one on the right."""
     subjects = _subjects(given)
-    if isinstance(subjects, SkippedFigure):
-        return subjects
     figure = plots.new_figure(9.0, 2.35 * len(subjects))
     rows = figure.subplots(2 * len(subjects), 2 * IMAGES_PER_LEAF, squeeze=False)
     for subject, plain, mapped in zip(subjects, rows[::2], rows[1::2], strict=True):
@@ -85,11 +83,9 @@ def draw_leaves(given: FigureInput) -> Drawn | SkippedFigure:
     )
 
 
-def draw_paired(given: FigureInput) -> Drawn | SkippedFigure:
+def draw_paired(given: FigureInput) -> Drawn:
     """Draw the same images through the easy head, the hard head, and their difference."""
     subjects = _subjects(given)
-    if isinstance(subjects, SkippedFigure):
-        return subjects
     figure = plots.new_figure(9.0, 4.1 * len(subjects))
     rows = figure.subplots(4 * len(subjects), 2 * IMAGES_PER_LEAF, squeeze=False)
     for place, subject in enumerate(subjects):
@@ -111,7 +107,7 @@ def draw_paired(given: FigureInput) -> Drawn | SkippedFigure:
     )
 
 
-def _subjects(given: FigureInput) -> list[Subject] | SkippedFigure:
+def _subjects(given: FigureInput) -> list[Subject]:
     """Load the first kept tree of each photo dataset together with its test images."""
     reasons, found = [], []
     for label, trees in grown_trees(given, 2).items():
@@ -122,7 +118,9 @@ def _subjects(given: FigureInput) -> list[Subject] | SkippedFigure:
             except BenchError as error:
                 reasons.append(f"{label}: {error.message}")
     digits = "the figure needs an NCT run on a photo dataset (Waterbirds, CelebA or ISIC)"
-    return found or SkippedFigure("; ".join(reasons) or digits)
+    if not found:
+        raise SkippedFigure("; ".join(reasons) or digits)
+    return found
 
 
 def load_subject(trees: Sequence[TreeRun], wanted: str, data_root: Path | None) -> Subject:

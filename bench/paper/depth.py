@@ -13,20 +13,10 @@ import pandas as pd
 from bench.paper.numbers import PAPER_DATASETS, paper_by, paper_cell
 from bench.paper.trees import METHOD, Reader, TreeRun, Trees, grown_trees, of_iteration, tree_table
 from bench.reporting import figure as plots
-from bench.reporting.collection import Run
+from bench.reporting.collection import ReportInput, Run
 from bench.reporting.figure import Drawn, FigureInput, SkippedFigure, palette, seeds_text
-from bench.reporting.inputs import ReportInput
 from bench.reporting.names import dataset_title, metric_title
-from bench.reporting.table import (
-    Cell,
-    CellKey,
-    Column,
-    Row,
-    Table,
-    empty,
-    mark_best,
-    measured_and_reference_rows,
-)
+from bench.reporting.table import Cell, CellKey, Column, Row, Table, mark_best, paired_rows
 
 ITERATIONS = (1, 2, 3)
 TABLE_ROWS = (
@@ -64,7 +54,7 @@ def depth_ablation(given: ReportInput) -> Table:
             list(chain(*zip(mark_best(cells[::2]), mark_best(cells[1::2]), strict=True)))
             for cells in (measured_cells, paper_cells)
         )
-        rows += measured_and_reference_rows((title,), marked, paper_marked, name)
+        rows += paired_rows((title,), marked, paper_marked, name)
     return tree_table(
         label="depth_ablation",
         title="Impact of depth",
@@ -121,10 +111,10 @@ def pwga_corr(given: ReportInput) -> Table:
     for name in PAPER_DATASETS:
         trees = Trees.published(given.runs, name)
         test, val = (CellKey(METHOD, name, side) for side in ("spearman_test", "spearman_val"))
-        rows += measured_and_reference_rows(
+        rows += paired_rows(
             (dataset_title(name),),
             [trees.cell(key, attrgetter(key.metric), 2, "not recorded") for key in (test, val)],
-            [paper_cell(paper[name,], test, 2), empty(val, "not in the paper's table", "paper")],
+            [paper_cell(paper[name,], test, 2), val.empty("not in the paper's table", "paper")],
             name,
         )
     return tree_table(
@@ -156,7 +146,7 @@ def depth_choice(given: ReportInput) -> Table:
             for t, key in keys.items():
                 count = float(sum(getattr(one.tree, key.metric) == t for one in trees.runs))
                 cell = Cell("measured", key, mean=count, digits=0, run_ids=ids)
-                cells.append(cell if ids else empty(key, trees.absence))
+                cells.append(cell if ids else key.empty(trees.absence))
             rows.append(Row((header, f"measured, {word}"), tuple(cells), name, "measured"))
         known = {t: paper.get((name, str(t)), {"seeds": "0"}) for t in ITERATIONS}
         counts = {t: float(row["seeds"]) for t, row in known.items()}
@@ -177,11 +167,11 @@ def depth_choice(given: ReportInput) -> Table:
     )
 
 
-def draw_depth_curves(given: FigureInput) -> Drawn | SkippedFigure:
+def draw_depth_curves(given: FigureInput) -> Drawn:
     """Draw one panel a dataset: each metric over iterations, ours and the paper's."""
     datasets = grown_trees(given, 2)
     if not datasets:
-        return SkippedFigure("no NCT run has reached iteration 2")
+        raise SkippedFigure("no NCT run has reached iteration 2")
     figure, panels = plots.grid(len(datasets), 3, 2.4)
     paper = paper_by("depth_ablation", "dataset", "metric", "iteration")
     for axes, (label, found) in zip(panels, datasets.items(), strict=True):
@@ -224,7 +214,7 @@ def _known(found: Sequence[TreeRun], read: Reader) -> list[float]:
     return [value for one in found if (value := read(one.tree)) is not None]
 
 
-def draw_proxy(given: FigureInput) -> Drawn | SkippedFigure:
+def draw_proxy(given: FigureInput) -> Drawn:
     """Draw a row a dataset: one seed's trajectory, and all seeds' epochs against each other."""
     audited = {
         label: [(one.run, epochs) for one in found if len(epochs := _epochs(one.run))]
@@ -232,7 +222,7 @@ def draw_proxy(given: FigureInput) -> Drawn | SkippedFigure:
     }
     datasets = {label: found for label, found in audited.items() if found}
     if not datasets:
-        return SkippedFigure("no NCT run with an audited history of iteration 2")
+        raise SkippedFigure("no NCT run with an audited history of iteration 2")
     figure = plots.new_figure(plots.WIDTH, 0.4 + 2.2 * len(datasets))
     panels = figure.subplots(len(datasets), 2, squeeze=False, width_ratios=[1.9, 1])
     for (line, cloud), (label, found) in zip(panels, datasets.items(), strict=True):

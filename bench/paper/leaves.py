@@ -23,11 +23,10 @@ from bench.paper.trees import (
     tree_table,
 )
 from bench.reporting import figure as plots
-from bench.reporting.collection import grouped
+from bench.reporting.collection import ReportInput, grouped
 from bench.reporting.figure import Drawn, FigureInput, FigureSpec, SkippedFigure, escape_mathtext
-from bench.reporting.inputs import ReportInput
 from bench.reporting.names import dataset_title
-from bench.reporting.table import Cell, CellKey, Column, Row, Table, measured_and_reference_rows
+from bench.reporting.table import Cell, CellKey, Column, Row, Table, paired_rows
 from datasets.base import Facts
 from datasets.catalogue import get_dataset
 
@@ -115,7 +114,7 @@ def _by_head(given: ReportInput, label: str, quantity: str, title: str, caption:
             )
             own.append(replace(means, std=spreads.mean))
             theirs.append(paper_cell(paper[name, str(t), str(head)], key, 2))
-        rows += measured_and_reference_rows((dataset_title(name),), own, theirs, name)
+        rows += paired_rows((dataset_title(name),), own, theirs, name)
     return tree_table(
         label=label,
         title=title,
@@ -182,11 +181,11 @@ def cmnist_calibration(given: ReportInput) -> Table:
     )
 
 
-def draw_captures(iteration: int, given: FigureInput) -> Drawn | SkippedFigure:
+def draw_captures(iteration: int, given: FigureInput) -> Drawn:
     """Draw one panel a dataset: bars by leaf, groups side by side, many minority groups stacked."""
     datasets = grown_trees(given, iteration)
     if not datasets:
-        return SkippedFigure(f"no NCT run has reached iteration {iteration}")
+        raise SkippedFigure(f"no NCT run has reached iteration {iteration}")
     shown = [found[0].tree.iterations[iteration - 1] for found in datasets.values()]
     widths = [max(len(level.leaves), 4) for level in shown]
     figure = plots.new_figure(max(3.6, min(11.0, 1.1 + 0.55 * sum(widths))), 2.9)

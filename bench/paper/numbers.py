@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache
 
 from bench.paper.campaigns import IN_MAIN_TABLE
-from bench.reporting.inputs import Reference
-from bench.reporting.table import Cell, CellKey, metric_digits, verdict
+from bench.reporting.collection import Reference
+from bench.reporting.table import Cell, CellKey, verdict
 from bench.resources import paper_folder
 
 PAPER_DATASETS = ("waterbirds", "celeba", "isic", "umnist", "cmnist")
@@ -39,7 +39,7 @@ def paper_cell(row: Mapping[str, str], key: CellKey, digits: int | None = None) 
         key,
         mean=float(row["mean"]),
         std=float(row["std"]) if row.get("std") else None,
-        digits=metric_digits(key.metric) if digits is None else digits,
+        digits=key.digits if digits is None else digits,
         from_other_paper=row.get("sourced") == "1",
     )
 

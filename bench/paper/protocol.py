@@ -17,10 +17,9 @@ import torch
 
 from bench.paper.numbers import PAPER_DATASETS, paper_by, paper_rows
 from bench.paper.trees import METHOD
-from bench.reporting.collection import grouped
-from bench.reporting.inputs import ReportInput
+from bench.reporting.collection import ReportInput, grouped
 from bench.reporting.names import dataset_title
-from bench.reporting.table import Cell, CellKey, Column, Row, Table, measured_and_reference_rows
+from bench.reporting.table import Cell, CellKey, Column, Row, Table, paired_rows
 from datasets import transforms
 from datasets.base import SPLITS, Facts
 from datasets.catalogue import get_dataset
@@ -98,7 +97,7 @@ def dataset_summary(given: ReportInput) -> Table:
             *(Cell("paper", k, mean=float(row[s]), digits=0) for s, k in sizes.items()),
         ]
         word = "recounted" if own.source == "measured" else "expected"
-        rows += measured_and_reference_rows((dataset_title(name),), here, theirs, name, word)
+        rows += paired_rows((dataset_title(name),), here, theirs, name, word)
     return protocol_table(
         label="dataset_summary",
         title="Dataset summary",
@@ -170,7 +169,7 @@ def preprocessing(given: ReportInput) -> Table:
         keys = [CellKey("", name, column) for column in here]
         own = [Cell("measured", key, label=here[key.metric]) for key in keys]
         theirs = [Cell("paper", key, label=row[key.metric]) for key in keys]
-        rows += measured_and_reference_rows((dataset_title(name),), own, theirs, name, "here")
+        rows += paired_rows((dataset_title(name),), own, theirs, name, "here")
     return protocol_table(
         label="preprocessing",
         title="Preprocessing",
@@ -277,7 +276,7 @@ def hyperparams(given: ReportInput) -> Table:
                 theirs.append(Cell("paper", key, label=value))
             own.append(Cell("measured", key, label=here, note=note))
         section = parameter if theirs else "In the paper's text, or left open"
-        rows += measured_and_reference_rows((parameter,), own, theirs, section, "here")
+        rows += paired_rows((parameter,), own, theirs, section, "here")
     return protocol_table(
         label="hyperparams",
         title="Hyperparameters of NCT",

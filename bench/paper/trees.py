@@ -19,7 +19,7 @@ from bench.reporting import figure as plots
 from bench.reporting.collection import Collection, Run
 from bench.reporting.figure import INK, FigureInput, escape_mathtext
 from bench.reporting.names import group_title
-from bench.reporting.table import Cell, CellKey, Table, averaged, empty
+from bench.reporting.table import Cell, CellKey, Table
 from datasets.base import Facts, LabelledSplit
 from datasets.config import Values, as_plain, build_config, field_types
 from datasets.decode import decode
@@ -161,8 +161,8 @@ class Trees:
         found = [(read(one.tree), one.run.run_id) for one in self.runs]
         values = [(float(value), run_id) for value, run_id in found if value is not None]
         if not values:
-            return empty(key, missing if self.runs else self.absence)
-        return averaged(values, key, digits)
+            return key.empty(missing if self.runs else self.absence)
+        return key.averaged(values, digits)
 
 
 def grown_trees(given: FigureInput, depth: int = 1) -> dict[str, list[TreeRun]]:

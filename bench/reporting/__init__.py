@@ -10,11 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.reporting.collection import Collection, VariantSpec, clear_cached_tables, collect
+from bench.reporting.collection import (
+    Collection,
+    Reference,
+    ReportInput,
+    TableBuilder,
+    VariantSpec,
+    clear_cached_tables,
+    collect,
+)
 from bench.reporting.comparisons import paired_tests, training_time, worst_group_uncertainty
 from bench.reporting.figure import FORMATS, PARETO, RANKS, TRAINING_TIME, FigureSpec, write_figures
 from bench.reporting.html import html_page
-from bench.reporting.inputs import Reference, ReportInput, TableBuilder
 from bench.reporting.latex import build_pdf, document_source, table_source
 from bench.reporting.main_table import left_out, main_results, smoke_runs
 from datasets.files import atomic_file

@@ -1,4 +1,4 @@
-"""The store as the report sees it: every record read once, and where each run belongs.
+"""What a report is made from: the store, every record read once, and a paper's numbers.
 
 A run is published (a table may average it), a campaign's variant (its own column of an ablation
 may), a smoke run (stand-in data or a quick run: a section of its own), or left out with the reason.
@@ -12,10 +12,12 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
+
+import pandas as pd
 
 from bench.job import (
     DEFAULT_PRESET,
@@ -27,6 +29,7 @@ from bench.job import (
     identity_changes,
 )
 from bench.record import Record, Unreadable
+from bench.reporting.table import Cell, CellKey, Table
 from bench.store import Store, read_table
 from datasets.base import Facts, LabelledSplit
 from datasets.catalogue import get_dataset
@@ -34,9 +37,6 @@ from datasets.config import Values
 from datasets.errors import BenchError, DataMissing
 from datasets.files import Damaged, to_json
 from methods.presets import PRESETS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Kind = Literal["published", "variant", "smoke", "left out"]
 FIRST_PRESET = "paper"
@@ -94,6 +94,9 @@ class Run:
     def seed(self) -> int:
         """Its seed."""
         return self.record.job.seed
+
+    def __lt__(self, other: Run) -> bool:  # runs are ordered by their seed
+        return (self.seed, self.run_id) < (other.seed, other.run_id)
 
     def history(self) -> pd.DataFrame | None:
         """Return the history, epoch by epoch, or none if there is none; not to be changed."""
@@ -179,7 +182,7 @@ class Collection:
     def published(self, method: str, dataset: str) -> list[Run]:
         """Return the runs that a table may average, by seed."""
         own = self._cells.get((method, dataset), [])
-        return sorted((run for run in own if run.kind == "published"), key=by_seed)
+        return sorted(run for run in own if run.kind == "published")
 
     def variant(self, campaign: str, variant: str, dataset: str) -> list[Run]:
         """Return the runs of one campaign column on one dataset, by seed."""
@@ -201,7 +204,7 @@ class Collection:
     @cached_property
     def _variants(self) -> dict[tuple[str, str, str], list[Run]]:
         found: dict[tuple[str, str, str], list[Run]] = {}
-        for run in sorted((run for run in self.runs if run.variants), key=by_seed):
+        for run in sorted(self.runs):
             for key in run.variants:
                 found.setdefault((*key, run.dataset), []).append(run)
         return found
@@ -211,25 +214,24 @@ def collect(
     store: Store, variants: Sequence[VariantSpec] = (), seeds: Sequence[int] = PAPER_SEEDS
 ) -> Collection:
     """Read every record of a store and classify it, by campaign columns and published seeds."""
-    classifier = Classifier(variants, seeds)
-    runs, unreadable = [], []
-    for found in store.read_all():
-        if isinstance(found, Unreadable):
-            unreadable.append(found)
-        else:
-            runs.append(classifier.place(found, store.runs / found.run_id))
-    return Collection(tuple(_one_preset(runs)), tuple(unreadable))
-
-
-def by_seed(run: Run) -> tuple[int, str]:
-    """Return what runs are ordered by: their seed."""
-    return run.seed, run.run_id
+    classifier, found = Classifier(variants, seeds), list(store.read_all())
+    runs = [
+        classifier.place(one, store.runs / one.run_id) for one in found if isinstance(one, Record)
+    ]
+    unreadable = tuple(one for one in found if isinstance(one, Unreadable))
+    return Collection(tuple(_one_preset(runs)), unreadable)
 
 
 def metric_values(runs: Iterable[Run], metric: str) -> list[tuple[float, str]]:
     """Return a test metric of every run that has it, with the run's id."""
     found = ((run.record.test.get(metric), run.run_id) for run in runs)
     return [(value, run_id) for value, run_id in found if value is not None]
+
+
+def metric_by_seed(runs: Iterable[Run], metric: str) -> dict[int, float]:
+    """Return a test metric of every run that has it, by seed."""
+    found = ((run.seed, run.record.test.get(metric)) for run in runs)
+    return {seed: value for seed, value in found if value is not None}
 
 
 class Classifier:
@@ -313,17 +315,13 @@ def _obstacle(record: Record) -> tuple[Kind | None, str]:
 
 def _one_preset(runs: list[Run]) -> list[Run]:
     """Keep runs of one preset in a cell: the paper's where it was run, else another."""
-    first = {
-        (run.method, run.dataset)
-        for run in runs
-        if run.kind == "published" and run.record.job.preset in FIRST_PRESETS
-    }
+    published = [run for run in runs if run.kind == "published"]
+    others = {run.run_id for run in published if run.record.job.preset not in FIRST_PRESETS}
+    first = {(run.method, run.dataset) for run in published if run.run_id not in others}
     kept = []
     for run in runs:
-        preset = run.record.job.preset
-        shadowed = (run.method, run.dataset) in first and preset not in FIRST_PRESETS
-        if run.kind == "published" and shadowed:
-            reason = f"preset {preset}, where runs of the paper's preset stand"
+        if run.run_id in others and (run.method, run.dataset) in first:
+            reason = f"preset {run.record.job.preset}, where runs of the paper's preset stand"
             run = replace(run, kind="left out", reason=reason, variants=())
         kept.append(run)
     return kept
@@ -350,3 +348,37 @@ def describe_changes(own: Values, today: Values, dataset: str) -> str:
         parts.append(f"{setting} {old}, {now} {new}")
     more = len(parts) - SHOWN_CHANGES
     return "; ".join(parts[:SHOWN_CHANGES]) + (f"; and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A paper's own numbers; without any, tables have no rows of a paper.
+
+    Cells are by method, dataset and metric (`minutes`: of training). What is added to the notes of
+    a table or a figure, and the methods that a table leaves out, are by its label.
+    """
+
+    title: str = "the paper"
+    methods: tuple[str, ...] = ()  # in its order
+    cells: Mapping[tuple[str, str, str], Cell] = field(default_factory=dict)
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    omitted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.methods)
+
+    def cell(self, key: CellKey) -> Cell | None:
+        """Return the paper's number, if it has one."""
+        return self.cells.get((key.method, key.dataset, key.metric))
+
+
+@dataclass(frozen=True)
+class ReportInput:
+    """What every table is made from; data may be missing where samples are counted or shown."""
+
+    runs: Collection
+    data_root: Path
+    reference: Reference = field(default_factory=Reference)
+
+
+TableBuilder = Callable[[ReportInput], Table]

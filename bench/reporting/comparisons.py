@@ -9,23 +9,11 @@ import numpy as np
 
 from bench.cost import minutes_together
 from bench.reporting import names
-from bench.reporting.collection import Collection, Run, metric_values
-from bench.reporting.inputs import ReportInput
-from bench.reporting.main_table import machines, reference_cell, tiers
+from bench.reporting.collection import Collection, ReportInput, Run, metric_by_seed, metric_values
+from bench.reporting.main_table import by_method, machines, method_table, reference_cell, tiers
 from bench.reporting.statistics import compare_pairs, worst_group_interval
-from bench.reporting.table import (
-    Cell,
-    CellKey,
-    Column,
-    Row,
-    Table,
-    averaged,
-    empty,
-    measured_and_reference_rows,
-    metric_digits,
-)
+from bench.reporting.table import Cell, CellKey, Row, Table, paired_rows
 
-OVER = ("Seeds", "Samples")
 TRAINING_TIME = "training_time"
 ALL = "all"
 TOGETHER = {
@@ -37,28 +25,19 @@ TOGETHER = {
 def worst_group_uncertainty(given: ReportInput) -> Table:
     """Put the spread over seeds beside the one over test samples, for every worst group."""
     datasets = names.dataset_names()
-    rows = []
-    for tier in tiers(given.reference):
-        cells = [cell for name in datasets for cell in _intervals(given.runs, tier.method, name)]
-        rows.append(Row((names.method_title(tier.method),), tuple(cells), section=tier.section))
-    return Table(
+    return method_table(
         label="worst_group_uncertainty",
         title="Uncertainty of the worst group",
         caption=(
             "95% intervals of mean worst-group accuracy on the test sets, by bootstrap over seeds "
             "and, with the seeds at hand, over test samples."
         ),
-        row_headers=("Method",),
-        columns=tuple(
-            Column(over, names.dataset_title(name)) for name in datasets for over in OVER
-        ),
-        rows=tuple(rows),
+        columns=names.dataset_columns(datasets, "Seeds", "Samples"),
+        rows=by_method(given, datasets, _intervals),
         uncertainty=(
             "percentile bootstrap of the mean: over seeds, and stratified by group over test "
             "samples, every seed on the same resample"
         ),
-        in_paper=False,
-        section_titles=True,
     )
 
 
@@ -68,16 +47,15 @@ def _intervals(runs: Collection, method: str, dataset: str) -> list[Cell]:
     seeds, samples = (CellKey(method, dataset, "wga", over) for over in ("seeds", "samples"))
     values = metric_values(found, "wga")
     if not values:
-        reason = runs.absence(method, dataset)
-        return [empty(seeds, reason), empty(samples, reason)]
-    mean = averaged(values, seeds)
+        return [key.empty(runs.absence(method, dataset)) for key in (seeds, samples)]
+    mean = seeds.averaged(values)
     cells = []
     for key, (low, high), reason in (
         (seeds, (mean.ci_low, mean.ci_high), "one seed has no spread"),
         (samples, _sample_interval(found), "no predictions kept"),
     ):
         if low is None or high is None:
-            cells.append(empty(key, reason))
+            cells.append(key.empty(reason))
         else:
             label = f"{low:.1f} to {high:.1f}"
             cells.append(replace(mean, key=key, std=None, ci_low=low, ci_high=high, label=label))
@@ -86,17 +64,16 @@ def _intervals(runs: Collection, method: str, dataset: str) -> list[Cell]:
 
 def _sample_interval(found: list[Run]) -> tuple[float | None, float | None]:
     """Align the seeds' predictions by sample and resample them together."""
-    right, groups = [], None
+    right = []
     for run in found:
         table = run.predictions(["id", "split", "y", "group", "pred"])
         if table is None:
             return None, None
         test = table[table["split"] == "test"].sort_values("id")
         right.append((test["y"] == test["pred"]).to_numpy())
-        groups = test["group"].to_numpy()
-    if groups is None or len({len(row) for row in right}) != 1:
+    if len({len(row) for row in right}) != 1:
         return None, None
-    return worst_group_interval(np.stack(right), groups)
+    return worst_group_interval(np.stack(right), test["group"].to_numpy())
 
 
 def paired_tests(given: ReportInput) -> Table:
@@ -111,7 +88,7 @@ def paired_tests(given: ReportInput) -> Table:
         keys = [CellKey(first, name, names.headline(name), f"minus {second}") for name in datasets]
         if not cells.keys().isdisjoint(keys):
             title = f"{names.method_title(first)} minus {names.method_title(second)}"
-            own = (cells.get(key) or empty(key, "no shared seeds") for key in keys)
+            own = (cells.get(key) or key.empty("no shared seeds") for key in keys)
             rows.append(Row((title,), tuple(own)))
     others = names.headline_exceptions().items()
     exceptions = "".join(f"{metric} for {title}, else " for title, metric in others)
@@ -123,7 +100,7 @@ def paired_tests(given: ReportInput) -> Table:
             f"({exceptions}worst-group accuracy), and the p-value of a paired t-test."
         ),
         row_headers=("Methods",),
-        columns=tuple(Column(names.dataset_title(name)) for name in datasets),
+        columns=names.dataset_columns(datasets),
         rows=tuple(rows),
         uncertainty=(
             "two-sided paired t-test over seeds, Holm-corrected within each dataset; the 95% "
@@ -137,27 +114,12 @@ def paired_tests(given: ReportInput) -> Table:
 def _differences(runs: Collection, methods: list[str], dataset: str) -> dict[CellKey, Cell]:
     """Return the differences between all methods with published runs that share a seed."""
     metric = names.headline(dataset)
-    values = {
-        method: {
-            run.seed: value for run in found if (value := run.record.test.get(metric)) is not None
-        }
-        for method in methods
-        if (found := runs.published(method, dataset))
-    }
+    values = {name: metric_by_seed(runs.published(name, dataset), metric) for name in methods}
     cells = {}
     for one in compare_pairs(values):
         key = CellKey(one.first, dataset, metric, f"minus {one.second}")
-        cells[key] = Cell(
-            "measured",
-            key,
-            mean=one.difference,
-            n=one.n,
-            ci_low=one.low,
-            ci_high=one.high,
-            note="not testable" if one.p_corrected is None else f"p {one.p_corrected:.3f}",
-            digits=metric_digits(metric),
-            signed=True,
-        )
+        tested = "not testable" if one.p_corrected is None else f"p {one.p_corrected:.3f}"
+        cells[key] = key.difference(one, tested)
     return cells
 
 
@@ -171,7 +133,7 @@ def training_time(given: ReportInput) -> Table:
     for method in methods:
         keys = [CellKey(method, name, "minutes") for name in datasets]
         covered = method in reference.methods
-        rows += measured_and_reference_rows(
+        rows += paired_rows(
             (names.method_title(method),),
             [_measured(given.runs, key) for key in keys],
             [reference_cell(reference, key, "not in the paper") for key in keys if covered],
@@ -179,7 +141,7 @@ def training_time(given: ReportInput) -> Table:
         )
     sums = [_together(given.runs, methods, name) for name in datasets]
     for way, title in TOGETHER.items():
-        rows.append(Row((title, "measured"), tuple(both[way] for both in sums), ALL, "measured"))
+        rows += paired_rows((title,), [both[way] for both in sums], [], ALL)
     return Table(
         label=TRAINING_TIME,
         title="Training time",
@@ -189,7 +151,7 @@ def training_time(given: ReportInput) -> Table:
             "Below, all methods of one seed together, as such and with shared stages counted once."
         ),
         row_headers=("Method", "Source"),
-        columns=tuple(Column(names.dataset_title(name)) for name in datasets),
+        columns=names.dataset_columns(datasets),
         rows=tuple(rows),
         notes=(
             *reference.notes.get(TRAINING_TIME, ()),
@@ -205,9 +167,9 @@ def _measured(runs: Collection, key: CellKey) -> Cell:
     """Return what runs cost by themselves; a warm-up is known from a run's history alone."""
     found = runs.published(key.method, key.dataset)
     if not found:
-        return empty(key, runs.absence(key.method, key.dataset))
+        return key.empty(runs.absence(key.method, key.dataset))
     minutes = [(minutes_together([(run.record, run.history())]), run.run_id) for run in found]
-    return averaged(minutes, key)
+    return key.averaged(minutes)
 
 
 def _together(runs: Collection, methods: list[str], dataset: str) -> dict[str, Cell]:
@@ -215,18 +177,17 @@ def _together(runs: Collection, methods: list[str], dataset: str) -> dict[str, C
     keys = {way: CellKey(ALL, dataset, "minutes", way) for way in TOGETHER}
     found = [runs.published(method, dataset) for method in methods]
     by_method = [{run.seed: run for run in own} for own in found if own]
-    seeds = sorted(set.intersection(*(set(own) for own in by_method))) if by_method else []
+    seeds = sorted(set.intersection(*map(set, by_method))) if by_method else []
     if not seeds:
         reason = "no seed that every method has" if by_method else "not run"
-        return {way: empty(key, reason) for way, key in keys.items()}
-    sums: dict[str, list[tuple[float, str]]] = {way: [] for way in TOGETHER}
-    for seed in seeds:
-        costs = [(own[seed].record, own[seed].history()) for own in by_method]
-        sums["standalone"].append((sum(minutes_together([cost]) for cost in costs), ""))
-        sums["shared"].append((minutes_together(costs), ""))
-    run_ids = tuple(sorted(own[seed].run_id for own in by_method for seed in seeds))
-    note = f"{len(by_method)} methods"
-    return {
-        way: replace(averaged(sums[way], key), note=note, run_ids=run_ids)
-        for way, key in keys.items()
+        return {way: key.empty(reason) for way, key in keys.items()}
+    together = [[own[seed] for own in by_method] for seed in seeds]
+    costs = [[(run.record, run.history()) for run in same] for same in together]
+    sums = {
+        "standalone": [sum(minutes_together([cost]) for cost in own) for own in costs],
+        "shared": [minutes_together(own) for own in costs],
     }
+    run_ids = tuple(sorted(run.run_id for same in together for run in same))
+    means = {way: key.averaged([(one, "") for one in sums[way]]) for way, key in keys.items()}
+    note = f"{len(by_method)} methods"
+    return {way: replace(mean, note=note, run_ids=run_ids) for way, mean in means.items()}

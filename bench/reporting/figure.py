@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from bench.record import Record
 from bench.reporting import names
-from bench.reporting.collection import Run, by_seed, grouped, metric_values
-from bench.reporting.inputs import Reference, ReportInput
-from bench.reporting.table import Cell, CellKey, averaged
+from bench.reporting.collection import Reference, ReportInput, Run, grouped, metric_values
+from bench.reporting.table import Cell, CellKey
 from datasets.files import atomic_file
 
-if TYPE_CHECKING:  # slow to import, and only the report needs them
-    import pandas as pd
+if TYPE_CHECKING:  # slow to import, and only figures need it
     from matplotlib.figure import Figure
 
 WIDTH = 7.0  # inches: a page's text width
@@ -41,34 +40,25 @@ FEWEST_RANKED = 3  # methods, and datasets, that a ranking needs
 SIGNIFICANCE = 0.05
 STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
-    "font.size": 8,
-    "font.family": "sans-serif",
+    **{"font.size": 8, "font.family": "sans-serif"},
     "font.sans-serif": ["DejaVu Sans", "Arial", "Helvetica"],
-    "axes.titlesize": 8.5,
-    "axes.titleweight": "bold",
-    "axes.labelsize": 8,
-    "axes.edgecolor": INK,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.6,
-    "hatch.linewidth": 0.5,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "legend.fontsize": 7.5,
-    "legend.frameon": False,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 4.5,
-    "errorbar.capsize": 2,
-    "savefig.bbox": "tight",
-    "savefig.pad_inches": 0.05,
+    **{"axes.titlesize": 8.5, "axes.titleweight": "bold", "axes.labelsize": 8},
+    **{"axes.edgecolor": INK, "axes.linewidth": 0.7},
+    **{"axes.spines.top": False, "axes.spines.right": False},
+    **{"axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.6},
+    **{"xtick.labelsize": 7.5, "ytick.labelsize": 7.5},
+    **{"legend.fontsize": 7.5, "legend.frameon": False},
+    **{"lines.linewidth": 1.3, "lines.markersize": 4.5},
+    **{"hatch.linewidth": 0.5, "errorbar.capsize": 2},
+    **{"savefig.bbox": "tight", "savefig.pad_inches": 0.05},
     "pdf.fonttype": 42,
     "svg.fonttype": "none",  # text stays text: smaller, searchable
     "svg.hashsalt": "nct-bench",  # the same runs give the same file
 }
+
+
+class SkippedFigure(Exception):
+    """Why a figure cannot be drawn."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +68,6 @@ class Drawn:
     figure: Figure
     caption: str
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class SkippedFigure:
-    """Why a figure cannot be drawn."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -104,7 +87,7 @@ class FigureInput:
         """Return the runs by dataset as a figure names it, datasets in the order of tables."""
         order = {name: place for place, name in enumerate(names.dataset_names())}
         chosen = [run for run in self.runs if method in (None, run.method)]
-        chosen.sort(key=lambda run: (order.get(run.dataset, len(order)), by_seed(run)))
+        chosen.sort(key=lambda run: (order.get(run.dataset, len(order)), run))
         return grouped(chosen, dataset_label)
 
     def missing(self, shown: Sequence[str]) -> tuple[str, ...]:
@@ -121,7 +104,7 @@ class FigureSpec:
 
     name: str  # of its files
     title: str
-    draw: Callable[[FigureInput], Drawn | SkippedFigure]
+    draw: Callable[[FigureInput], Drawn]
     of_runs: bool = True  # one that shows no runs is drawn once
 
 
@@ -162,11 +145,12 @@ def _write(
 ) -> WrittenFigure:
     name = SMOKE_PREFIX * shown.smoke + spec.name
     with house_style():
-        drawn = spec.draw(shown)
-        if isinstance(drawn, SkippedFigure):
+        try:
+            drawn = spec.draw(shown)
+        except SkippedFigure as skipped:
             for ending in FORMATS:
                 (out / f"{name}.{ending}").unlink(missing_ok=True)
-            return WrittenFigure(name, spec.title, shown.smoke, reason=drawn.reason)
+            return WrittenFigure(name, spec.title, shown.smoke, reason=str(skipped))
         if shown.smoke:
             warning = "stand-in data or quick runs: not results"
             drawn.figure.suptitle(warning, fontsize=8, color="0.35", style="italic")
@@ -237,12 +221,12 @@ def grid(count: int, columns: int, height: float, width: float = WIDTH) -> tuple
     return figure, axes[:count]
 
 
-def draw_ranks(shown: FigureInput) -> Drawn | SkippedFigure:
+def draw_ranks(shown: FigureInput) -> Drawn:
     """Draw average ranks over the datasets on which all methods of the diagram have a number."""
     table = scores(shown)
     datasets, methods = table.shape
     if datasets < FEWEST_RANKED or methods < FEWEST_RANKED:
-        return SkippedFigure(
+        raise SkippedFigure(
             f"ranks need at least {FEWEST_RANKED} methods measured on at least {FEWEST_RANKED} "
             f"common datasets; there are {methods} methods on {datasets}"
         )
@@ -283,8 +267,6 @@ def draw_ranks(shown: FigureInput) -> Drawn | SkippedFigure:
 
 def scores(shown: FigureInput) -> pd.DataFrame:
     """Return mean headline metrics, datasets x methods, of the methods that every dataset has."""
-    import pandas as pd
-
     means: dict[str, dict[str, float]] = {}
     for label, runs in shown.by_dataset().items():
         for method, own in grouped(runs, lambda run: run.method).items():
@@ -296,11 +278,11 @@ def scores(shown: FigureInput) -> pd.DataFrame:
     return table.dropna(axis=1) if len(table) else table
 
 
-def draw_pareto(shown: FigureInput) -> Drawn | SkippedFigure:
+def draw_pareto(shown: FigureInput) -> Drawn:
     """Draw one panel a dataset, one marker a method, a paper's hollow beside ours."""
     datasets = shown.by_dataset()
     if not datasets:
-        return SkippedFigure(NO_RUNS)
+        raise SkippedFigure(NO_RUNS)
     methods = names.methods_in_order({run.method for runs in datasets.values() for run in runs})
     styles = {
         name: {"color": colour, "marker": MARKERS[place % len(MARKERS)]}
@@ -321,8 +303,8 @@ def draw_pareto(shown: FigureInput) -> Drawn | SkippedFigure:
     figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)))
     others = []
     for name in names.dataset_names():
+        across, up = _axis_titles(name)
         if metrics_of(name) != USUAL:
-            across, up = _axis_titles(name)
             kind = " AUROC" if across.endswith(" AUROC") else ""
             others.append(f"{names.dataset_title(name)}: {up.removesuffix(kind)} against {across}")
     exceptions = f" ({'; '.join(others)})" if others else ""
@@ -345,8 +327,9 @@ def _axis_titles(dataset: str) -> tuple[str, str]:
     """Return the titles across and up, as they stand inside a sentence."""
     if metrics_of(dataset) == USUAL:
         return "average accuracy (%)", "worst-group accuracy (%)"
-    across, up = (names.metric_words(dataset, metric) for metric in metrics_of(dataset))
-    return across.lower().replace(" auroc", " AUROC"), up.lower().replace(" auroc", " AUROC")
+    words = (names.metric_words(dataset, metric).lower() for metric in metrics_of(dataset))
+    across, up = (word.replace(" auroc", " AUROC") for word in words)
+    return across, up
 
 
 def _pareto_panel(
@@ -360,16 +343,16 @@ def _pareto_panel(
         pairs = [(x, y) for x, y in both if x is not None and y is not None]
         if pairs:
             sides = zip(*pairs, strict=True)
-            ours = [averaged([(value, "") for value in side], CellKey()) for side in sides]
+            ours = [CellKey().averaged([(value, "") for value in side]) for side in sides]
             bars = dict(zip(("xerr", "yerr"), map(_arms, ours), strict=True))
             look = {"ms": 6, "mec": "white", "mew": 0.5, "elinewidth": 0.8}
             axes.errorbar(*(one.mean for one in ours), **bars, **look, **style)
-        reported = [reference.cell(method, dataset, metric) for metric in metrics]
+        reported = [reference.cell(CellKey(method, dataset, metric)) for metric in metrics]
         means = [cell.mean for cell in reported if cell is not None and cell.mean is not None]
         if len(means) == len(reported):
             axes.plot(*means, mfc="none", mew=1.0, ms=5, **style)
-    x_title, y_title = _axis_titles(dataset)
-    axes.set(xlabel=x_title, ylabel=y_title)
+    across, up = _axis_titles(dataset)
+    axes.set(xlabel=across, ylabel=up)
     axes.margins(0.12)
 
 
@@ -379,11 +362,11 @@ def _arms(cell: Cell) -> list[list[float]] | None:
     return None if mean is None or low is None or high is None else [[mean - low], [high - mean]]
 
 
-def draw_training_time(shown: FigureInput) -> Drawn | SkippedFigure:
+def draw_training_time(shown: FigureInput) -> Drawn:
     """Draw one panel a dataset: a bar a method, its shared first stages and its own part apart."""
     datasets = shown.by_dataset()
     if not datasets:
-        return SkippedFigure(NO_RUNS)
+        raise SkippedFigure(NO_RUNS)
     figure, panels = grid(len(datasets), 3, 2.5)
     colours = palette(2)
     for axes, (label, runs) in zip(panels, datasets.items(), strict=True):
@@ -392,16 +375,9 @@ def draw_training_time(shown: FigureInput) -> Drawn | SkippedFigure:
             parts = np.array([_parts(run) for run in runs if run.method == method])
             means = parts.mean(axis=0).tolist()
             for part, name in enumerate(("first stages", "the method's own part")):
-                axes.barh(
-                    *(place, means[part]),
-                    left=sum(means[:part]),
-                    color=colours[part],
-                    hatch=HATCHES[part],
-                    edgecolor=INK,
-                    linewidth=0.5,
-                    height=0.7,
-                    label=name if place == 0 else None,
-                )
+                look = {"color": colours[part], "hatch": HATCHES[part], "edgecolor": INK}
+                look |= {"linewidth": 0.5, "label": name if place == 0 else None}
+                axes.barh(place, means[part], 0.7, sum(means[:part]), **look)
             if len(parts) > 1:
                 spread = float(np.std(parts.sum(axis=1), ddof=1))
                 axes.errorbar(sum(means), place, xerr=spread, color=INK, lw=0.8)

@@ -14,22 +14,20 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bench.job import shown_split
 from bench.record import Metrics, Record
 from bench.reporting import names
-from bench.reporting.collection import Kind, Run, grouped, load_split
+from bench.reporting.collection import Kind, ReportInput, Run, grouped, load_split
 from bench.reporting.figure import WrittenFigure, shown_groups
-from bench.reporting.inputs import ReportInput
-from bench.reporting.table import Table, metric_digits
+from bench.reporting.latex import TemplateFolder
+from bench.reporting.table import CellKey, Table
 from datasets.base import Facts, LabelledSplit
 from datasets.errors import BenchError
 from datasets.files import digest, to_json
@@ -37,6 +35,7 @@ from datasets.files import digest, to_json
 if TYPE_CHECKING:
     from torch import Tensor
 
+TEMPLATES = Path(__file__).parent / "templates"
 KINDS: tuple[Kind, ...] = ("published", "variant", "smoke", "left out")
 IN_SCRIPT = str.maketrans(
     {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -59,16 +58,9 @@ THUMBNAIL = 72
 
 def html_page(given: ReportInput, tables: Sequence[Table], figures: Sequence[WrittenFigure]) -> str:
     """Return the page; leaves of trees show images where the runs' data lies in the data root."""
-    loader = PackageLoader("bench.reporting")
-    environment = Environment(
-        loader=loader,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
-    )
+    environment = TemplateFolder(autoescape=True)
     environment.filters |= {"inline_svg": inline_svg, "sort_value": sort_value}
-    script, style = (loader.get_source(environment, f"page.{kind}")[0] for kind in ("js", "css"))
+    script, style = ((TEMPLATES / f"page.{kind}").read_text("utf-8") for kind in ("js", "css"))
     runs = given.runs
     samples = leaf_samples(runs.runs, given.data_root)
     shared: dict[str, int] = {}  # the number of every value that runs have in common
@@ -78,10 +70,6 @@ def html_page(given: ReportInput, tables: Sequence[Table], figures: Sequence[Wri
         for key in SHARED_KEYS:
             own[key] = shared.setdefault(to_json(own[key]), len(shared))
         details[run.run_id] = script_json(own)
-    unreadable = [
-        RunRow(one.run_id, reason=f"it cannot be read: {one.reason}", known=False)
-        for one in runs.unreadable
-    ]
     content: dict[str, object] = {
         "script": Markup(script),
         "style": Markup(style),
@@ -89,7 +77,8 @@ def html_page(given: ReportInput, tables: Sequence[Table], figures: Sequence[Wri
         "reference": given.reference,
         "all_tables": tables,
         "all_figures": figures,
-        "runs": [*map(run_row, runs.runs), *unreadable],
+        "runs": list(map(run_row, runs.runs)),
+        "unreadable": runs.unreadable,
         "kinds": {kind: runs.count(kind) for kind in KINDS},
         "exceptions": names.headline_exceptions(),
         "details": details,
@@ -123,37 +112,21 @@ def inline_svg(figure: WrittenFigure) -> Markup:
     return Markup(svg.replace("<svg", label, 1))
 
 
-@dataclass(frozen=True)
-class RunRow:
-    """A line of the list of all runs."""
-
-    id: str
-    method: str = ""
-    dataset: str = ""
-    seed: int | str = ""
-    kind: Kind = "left out"
-    reason: str = ""
-    worst: float | None = None  # the dataset's headline metric
-    average: float | None = None
-    digits: int = 1
-    known: bool = True  # there are details to be opened
-
-
-def run_row(run: Run) -> RunRow:
+def run_row(run: Run) -> dict[str, object]:
     """Return the line of a run; of development seeds it shows no test figure in passing."""
     test = Metrics() if shown_split(run.seed) == "val" else run.record.test
     metric = names.headline(run.dataset)
-    return RunRow(
-        run.run_id,
-        names.method_title(run.method),
-        names.dataset_title(run.dataset),
-        run.seed,
-        run.kind,
-        reason=run.reason or run.record.job.variant,
-        worst=test.get(metric),
-        average=test.avg,
-        digits=metric_digits(metric),
-    )
+    return {
+        "id": run.run_id,
+        "method": names.method_title(run.method),
+        "dataset": names.dataset_title(run.dataset),
+        "seed": run.seed,
+        "kind": run.kind,
+        "reason": run.reason or run.record.job.variant,
+        "worst": test.get(metric),
+        "average": test.avg,
+        "digits": CellKey(metric=metric).digits,
+    }
 
 
 def run_details(run: Run) -> dict[str, object]:
@@ -275,12 +248,8 @@ def _level(raw: Any, number: Mapping[str, int]) -> dict[str, object]:
     }
 
 
-class LeafSample(NamedTuple):
-    """An image of a leaf: as an address that needs no file, its sample id and true group."""
-
-    url: str
-    sample: int
-    group: str
+LeafSample = tuple[str, int, str]
+"""An image of a leaf: as an address that needs no file, its sample id and true group."""
 
 
 def leaf_samples(
@@ -320,7 +289,7 @@ def _samples(
         batch = split.images.batch(torch.tensor([where[int(sample)] for sample in drawn["id"]]))
         shown = zip(batch.pixels, batch.sizes, drawn["id"], drawn["group"], strict=True)
         images[int(leaf)] = [
-            LeafSample(data_url(pixels[:, : int(h), : int(w)]), int(sample), facts.groups[group])
+            (data_url(pixels[:, : int(h), : int(w)]), int(sample), facts.groups[group])
             for pixels, (h, w), sample, group in shown
         ]
     return images

@@ -11,14 +11,15 @@ import shutil
 import subprocess
 import unicodedata
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby, product
 from pathlib import Path
 from string import ascii_lowercase
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from bench.reporting.collection import Reference
 from bench.reporting.figure import WrittenFigure
-from bench.reporting.inputs import Reference
 from bench.reporting.table import Cell, Row, Table
 from datasets.errors import BenchError, UsageError
 
@@ -47,6 +48,13 @@ DELIMITERS = ("<%", "%>", "<<", ">>", "<#", "#>")  # of templates: braces mean s
 DEBIAN_PACKAGES = (
     "texlive-latex-base texlive-latex-recommended texlive-latex-extra texlive-fonts-recommended"
 )
+TemplateFolder = partial(
+    Environment,
+    loader=PackageLoader("bench.reporting"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 PASSES = 2  # the list of tables and the references are right after the second
 TIME_LIMIT = 600  # seconds of one pass
 
@@ -73,8 +81,7 @@ def table_source(table: Table) -> str:
     letters = chain(ascii_lowercase, map("".join, product(ascii_lowercase, repeat=2)))
     reasons = dict(zip(filter(None, empty), letters, strict=False))
     parts = [_part(table, rows, reasons) for rows in _pages(table.rows)]
-    content = {"table": table, "parts": parts, "reasons": reasons}
-    return _template("table").render(content)
+    return _template("table").render(table=table, parts=parts, reasons=reasons)
 
 
 def document_source(
@@ -136,13 +143,7 @@ def _pages(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _template(name: str) -> Template:
-    environment = Environment(
-        *DELIMITERS,
-        loader=PackageLoader("bench.reporting"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = TemplateFolder(*DELIMITERS)
     environment.filters["latex"] = escape
     return environment.get_template(f"{name}.tex.j2")
 

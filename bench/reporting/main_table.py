@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import starmap
 
 from bench.job import DEFAULT_PRESET
 from bench.reporting import names
-from bench.reporting.collection import FIRST_PRESET, Collection, grouped, metric_values
-from bench.reporting.inputs import Reference, ReportInput
-from bench.reporting.table import (
-    Cell,
-    CellKey,
-    Column,
-    Row,
-    Table,
-    averaged,
-    empty,
-    mark_best,
-    measured_and_reference_rows,
-    verdict,
+from bench.reporting.collection import (
+    FIRST_PRESET,
+    Collection,
+    Reference,
+    ReportInput,
+    grouped,
+    metric_values,
 )
+from bench.reporting.table import Cell, CellKey, Column, Row, Table, mark_best, paired_rows, verdict
 from methods.base import load_methods
 from methods.presets import preset_config
 
@@ -32,6 +29,8 @@ TIERS = (
     "Not implemented here",
 )
 SMOKE_METRICS = {"wga": "WGA", "avg": "Avg", "auroc": "AUROC"}
+method_table = partial(Table, row_headers=("Method",), in_paper=False, section_titles=True)
+"""A table of ours with a row for each method, tier by tier."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,25 @@ def _tier(name: str) -> Tier:
         return Tier(name, TIERS[3], ("", "", ""))
     configs = (preset_config(method, dataset) for dataset in names.dataset_names())
     asked = [method.supervision(config) for config in configs]
-    train = any(one.train_groups for one in asked)
-    val = any(one.val_groups for one in asked)
-    interpretable = any(one.interpretable for one in asked)
-    marks = tuple("yes" if one else "no" for one in (train, val, interpretable))
-    return Tier(name, TIERS[0 if train else 1 if val else 2], marks)
+    facts = ("train_groups", "val_groups", "interpretable")
+    marks = tuple("yes" if any(getattr(one, fact) for one in asked) else "no" for fact in facts)
+    return Tier(name, TIERS[(*marks[:2], "yes").index("yes")], marks)
+
+
+def by_method(
+    given: ReportInput,
+    datasets: Iterable[str],
+    cells: Callable[[Collection, str, str], Iterable[Cell]],
+) -> tuple[Row, ...]:
+    """Return a row for each method, with the cells of each dataset."""
+    return tuple(
+        Row(
+            (names.method_title(tier.method),),
+            tuple(cell for name in datasets for cell in cells(given.runs, tier.method, name)),
+            tier.section,
+        )
+        for tier in tiers(given.reference)
+    )
 
 
 def machines(runs: Collection) -> str:
@@ -105,7 +118,7 @@ def main_results(given: ReportInput) -> Table:
         keys = _main_keys(tier.method)
         covered = tier.method in reference.methods
         stranger = " (not in the paper)" if reference and not covered else ""
-        rows += measured_and_reference_rows(
+        rows += paired_rows(
             (names.method_title(tier.method) + stranger, *tier.marks),
             [measured_cell(given.runs, key) for key in keys],
             [reference_cell(reference, key) for key in keys] if covered else [],
@@ -143,27 +156,20 @@ def main_differences(given: ReportInput) -> Table:
     rows = []
     for tier in tiers(given.reference):
         if tier.method in given.reference.methods:
-            cells = [
-                difference(
-                    measured_cell(given.runs, key),
-                    given.reference.cell(key.method, key.dataset, key.metric),
-                )
-                for key in _main_keys(tier.method)
-            ]
+            keys = _main_keys(tier.method)
+            pairs = ((measured_cell(given.runs, k), given.reference.cell(k)) for k in keys)
+            cells = starmap(difference, pairs)
             rows.append(Row((names.method_title(tier.method),), tuple(cells), tier.section))
-    return Table(
+    return method_table(
         label="main_differences",
         title="Measured minus paper",
         caption=(
             "Difference of the means of the main table, measured minus paper, and whether it lies "
             "within the paper's spread (its standard deviation; where it gives none, ours)."
         ),
-        row_headers=("Method",),
         columns=_main_columns(),
         rows=tuple(rows),
         uncertainty="95% bootstrap interval over our seeds less the paper's mean, in the CSV",
-        in_paper=False,
-        section_titles=True,
     )
 
 
@@ -172,18 +178,17 @@ def measured_cell(runs: Collection, key: CellKey) -> Cell:
     found = runs.published(key.method, key.dataset)
     values = metric_values(found, key.metric)
     if not values:
-        return empty(key, "not recorded" if found else runs.absence(key.method, key.dataset))
+        return key.empty("not recorded" if found else runs.absence(key.method, key.dataset))
     preset = found[0].record.job.preset
     notes = {FIRST_PRESET: "", DEFAULT_PRESET: "default settings"}
-    return replace(averaged(values, key), note=notes.get(preset, f"preset {preset}"))
+    return replace(key.averaged(values), note=notes.get(preset, f"preset {preset}"))
 
 
 def reference_cell(
     reference: Reference, key: CellKey, missing: str = "not adapted to this dataset in the paper"
 ) -> Cell:
     """Return a paper's number, or why there is none."""
-    found = reference.cell(key.method, key.dataset, key.metric)
-    return found or empty(key, missing, "paper")
+    return reference.cell(key) or key.empty(missing, "paper")
 
 
 def difference(measured: Cell, paper: Cell | None) -> Cell:
@@ -192,7 +197,7 @@ def difference(measured: Cell, paper: Cell | None) -> Cell:
         reason = measured.reason if paper else f"{measured.reason}; not in the paper either"
         return replace(measured, reason=reason)
     if paper is None or paper.mean is None:
-        return empty(measured.key, "not in the paper")
+        return measured.key.empty("not in the paper")
     interval = (measured.ci_low, measured.ci_high)
     low, high = (None if bound is None else bound - paper.mean for bound in interval)
     gap, word = measured.mean - paper.mean, verdict(measured, paper)
@@ -221,8 +226,8 @@ def smoke_runs(given: ReportInput) -> Table:
         cells = []
         for metric in SMOKE_METRICS:
             key, values = CellKey(method, dataset, metric, what), metric_values(runs, metric)
-            none = empty(key, "not a metric of this dataset")
-            cells.append(averaged(values, key) if values else none)
+            none = key.empty("not a metric of this dataset")
+            cells.append(key.averaged(values) if values else none)
         header = (names.method_title(method), names.dataset_title(dataset), what)
         rows.append(Row(header, tuple(cells), section=dataset))
     return Table(

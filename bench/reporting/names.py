@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from bench.reporting.table import Column
 from datasets.catalogue import load_datasets
 from datasets.dataset import Dataset
 from methods.base import load_methods
@@ -43,6 +44,13 @@ def dataset_title(name: str, metric: str = "") -> str:
     return f"{title} ({metric_words(name, metric)})" if metric else title
 
 
+def dataset_columns(names: Iterable[str], *titles: str) -> tuple[Column, ...]:
+    """Return a column for each dataset, or the titled ones below the name of each."""
+    if not titles:
+        return tuple(Column(dataset_title(name)) for name in names)
+    return tuple(Column(title, dataset_title(name)) for name in names for title in titles)
+
+
 def table_metrics(name: str) -> tuple[str, ...]:
     """Return the metrics that tables show of a dataset, the headline first."""
     dataset = known_dataset(name)
@@ -68,12 +76,9 @@ def metric_words(dataset: str, metric: str) -> str:
 
 def headline_exceptions() -> dict[str, str]:
     """Return, for each dataset that is not judged by its worst group, what it is judged by."""
-    judged = {name: metric_words(name, headline(name)) for name in dataset_names()}
-    return {
-        dataset_title(name): words[:1].lower() + words[1:]
-        for name, words in judged.items()
-        if headline(name) != "wga"
-    }
+    others = [name for name in dataset_names() if headline(name) != "wga"]
+    words = {dataset_title(name): metric_words(name, headline(name)) for name in others}
+    return {title: metric[:1].lower() + metric[1:] for title, metric in words.items()}
 
 
 def group_title(name: str) -> str:

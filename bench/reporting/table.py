@@ -15,13 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from bench.reporting.statistics import seed_interval
+from bench.reporting.statistics import Comparison, seed_interval
 
 Source = Literal["measured", "paper", "expected"]
 """Ours (runs, data, code); a paper's; or a protocol's constant that no data here confirms."""
-
-Side = Literal["measured", "paper"]
-"""Ours, or a paper's."""
 
 EMPTY = "-"
 CSV_COLUMNS = (
@@ -32,11 +29,6 @@ SEEDS_SPREAD = "mean ± standard deviation over seeds (n beside it), as in the p
 OWN_RULE = "each run's own rule, on validation data that its tier grants (the record names it)"
 
 
-def metric_digits(metric: str) -> int:
-    """Return the decimals that tables show of a metric: AUROCs are fractions, others percents."""
-    return 3 if metric.startswith("auroc") else 1
-
-
 @dataclass(frozen=True)
 class CellKey:
     """What a cell is about, in the words of the store: the first columns of a table's CSV."""
@@ -45,6 +37,49 @@ class CellKey:
     dataset: str = ""
     metric: str = ""
     variant: str = ""
+
+    @property
+    def digits(self) -> int:
+        """The decimals that tables show of the metric: AUROCs are fractions, others percents."""
+        return 3 if self.metric.startswith("auroc") else 1
+
+    def empty(self, reason: str, source: Source = "measured") -> Cell:
+        """Return an empty cell with the reason."""
+        return Cell(source, self, reason=reason)
+
+    def averaged(self, values: Sequence[tuple[float, str]], digits: int | None = None) -> Cell:
+        """Return the mean of values, at least one, each given with the id of its run.
+
+        The spread is the paper's, a standard deviation; a single run has none.
+        """
+        numbers, run_ids = zip(*values, strict=True)
+        low, high = seed_interval(numbers)
+        return Cell(
+            "measured",
+            self,
+            mean=statistics.fmean(numbers),
+            std=statistics.stdev(numbers) if len(numbers) > 1 else None,
+            n=len(numbers),
+            ci_low=low,
+            ci_high=high,
+            run_ids=tuple(sorted(run_ids)),
+            digits=self.digits if digits is None else digits,
+        )
+
+    def difference(self, found: Comparison, note: str, run_ids: tuple[str, ...] = ()) -> Cell:
+        """Return a paired difference with its interval and a word on it."""
+        return Cell(
+            "measured",
+            self,
+            mean=found.difference,
+            n=found.n,
+            ci_low=found.low,
+            ci_high=found.high,
+            note=note,
+            run_ids=run_ids,
+            digits=self.digits,
+            signed=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -102,31 +137,6 @@ def _inert(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def averaged(values: Sequence[tuple[float, str]], key: CellKey, digits: int | None = None) -> Cell:
-    """Return the mean of values, at least one, each given with the id of its run.
-
-    The spread is the paper's, a standard deviation; a single run has none.
-    """
-    numbers, run_ids = zip(*values, strict=True)
-    low, high = seed_interval(numbers)
-    return Cell(
-        "measured",
-        key,
-        mean=statistics.fmean(numbers),
-        std=statistics.stdev(numbers) if len(numbers) > 1 else None,
-        n=len(numbers),
-        ci_low=low,
-        ci_high=high,
-        run_ids=tuple(sorted(run_ids)),
-        digits=metric_digits(key.metric) if digits is None else digits,
-    )
-
-
-def empty(key: CellKey, reason: str, source: Source = "measured") -> Cell:
-    """Return an empty cell with the reason."""
-    return Cell(source, key, reason=reason)
-
-
 def verdict(measured: Cell, paper: Cell) -> str:
     """Return whether a measured mean is within a paper's spread, above or below it.
 
@@ -140,7 +150,7 @@ def verdict(measured: Cell, paper: Cell) -> str:
         return "no spread to compare with"
     gap = measured.mean - paper.mean
     # A paper rounds its means, so a gap below half a unit of its last digit is none.
-    if abs(gap) <= spread + 0.5 * 10 ** -metric_digits(measured.key.metric):
+    if abs(gap) <= spread + 0.5 * 10**-measured.key.digits:
         return "within"
     return "above" if gap > 0 else "below"
 
@@ -176,10 +186,10 @@ class Row:
     header: tuple[str, ...]  # one text for each of the table's `row_headers`
     cells: tuple[Cell, ...]
     section: str = ""
-    source: Side | Literal[""] = ""  # where rows of both kinds alternate
+    source: Literal["measured", "paper", ""] = ""  # where rows of both kinds alternate
 
 
-def measured_and_reference_rows(
+def paired_rows(
     header: tuple[str, ...],
     measured: Sequence[Cell],
     reference: Sequence[Cell],

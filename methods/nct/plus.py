@@ -114,6 +114,8 @@ def class_logsumexp(leaf_logits: Tensor, bias: Tensor, scale: Tensor, classes: i
     absent = leaf_logits.isneginf()
     moved = scale * leaf_logits.masked_fill(absent, 0.0) + bias  # infinity has no gradient
     moved = moved.masked_fill(absent, -torch.inf)
+    if moved.shape[1] == classes:  # one leaf a class is its own logsumexp, which is slow
+        return moved
     return moved.view(len(moved), classes, -1).logsumexp(dim=2)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from bench.job import NO_DATA, Job, Request, expand
 from bench.provenance import Environment, GitState, Provenance
 from bench.record import Cost, Failure, Metrics, Outcome, Record, StageCost, Status, Unreadable
+from bench.reporting import Reference, ReportInput
 from bench.reporting.collection import Collection, VariantSpec, collect
-from bench.reporting.inputs import Reference, ReportInput
 from bench.store import Store
 from datasets.base import Facts
 from datasets.catalogue import get_dataset

@@ -35,6 +35,7 @@ from methods.nct.plus import (
     MixedNodeLoss,
     NctPlus,
     PlusConfig,
+    class_logsumexp,
     fit_calibration,
     sibling_mixture,
 )
@@ -317,6 +318,16 @@ def test_is_the_optimum_that_another_solver_finds(penalty: float, merged: tuple[
     assert loss(ours) == pytest.approx(theirs.fun, abs=1e-6)
     np.testing.assert_allclose(ours, theirs.x, atol=0.02)
     assert all(ours[leaf] == 0 for leaf in merged)
+
+
+def test_a_class_with_one_leaf_needs_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report calibrates a hundred runs so; the slow sum over one leaf is the leaf, exactly."""
+    logits, bias = torch.randn(50, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    logits[0, 1] = -torch.inf
+    scale = torch.tensor(1.7, dtype=torch.float64)
+    expected = (scale * logits + bias).view(50, 3, 1).logsumexp(dim=2)
+    monkeypatch.setattr(torch.Tensor, "logsumexp", None)
+    assert torch.equal(class_logsumexp(logits, bias, scale, 3), expected)
 
 
 def test_lifts_leaves_that_were_too_low() -> None:

@@ -14,10 +14,9 @@ from bench import paper
 from bench.job import NO_DATA
 from bench.paper.campaigns import CAMPAIGNS, campaign_cells
 from bench.record import Record
-from bench.reporting import GENERIC_FIGURES
+from bench.reporting import GENERIC_FIGURES, ReportInput
 from bench.reporting.collection import Collection
 from bench.reporting.figure import WrittenFigure, write_figures
-from bench.reporting.inputs import ReportInput
 from bench.reporting.table import Cell, Table
 from bench.store import Store
 

@@ -24,7 +24,7 @@ from bench.paper.ablations import (
 from bench.paper.campaigns import CAMPAIGNS, campaign_cells
 from bench.paper.trees import TreeIteration, TreeRecord
 from bench.record import Metrics
-from bench.reporting.inputs import ReportInput
+from bench.reporting import ReportInput
 from bench.reporting.table import Cell, Table
 
 MakeInput = Callable[..., ReportInput]

@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 from bench.job import Request, expand
 from bench.paper.attribution import attribution_maps, draw_leaves, draw_paired, load_subject
 from bench.paper.trees import with_trees
-from bench.reporting.figure import Drawn, FigureInput, SkippedFigure
+from bench.reporting.figure import FigureInput, SkippedFigure
 from bench.store import Store
 from datasets import standins
 from methods.backbones import build_backbone
@@ -43,13 +43,8 @@ def photo_run(tmp_path_factory: pytest.TempPathFactory) -> FigureInput:
     return FigureInput(tuple(smoke), smoke=True, data_root=root)
 
 
-def drawn(result: Drawn | SkippedFigure) -> Drawn:
-    assert isinstance(result, Drawn), result
-    return result
-
-
 def test_both_leaves_are_shown_and_named_for_what_they_are(photo_run: FigureInput) -> None:
-    leaves, paired = drawn(draw_leaves(photo_run)), drawn(draw_paired(photo_run))
+    leaves, paired = draw_leaves(photo_run), draw_paired(photo_run)
     # An image, and one under a map.
     assert sum(len(axes.images) for axes in leaves.figure.axes) >= 3
     assert any("Synthetic" in note for note in leaves.notes)
@@ -75,14 +70,13 @@ def test_maps_follow_the_gradient_of_the_leaf(photo_run: FigureInput) -> None:
 def test_without_data_or_model_the_reason_says_what_is_missing(
     photo_run: FigureInput, tmp_path: Path
 ) -> None:
-    no_data = draw_leaves(replace(photo_run, data_root=tmp_path))
-    assert isinstance(no_data, SkippedFigure) and "waterbirds is not in" in no_data.reason
+    with pytest.raises(SkippedFigure, match="waterbirds is not in"):
+        draw_leaves(replace(photo_run, data_root=tmp_path))
     model = photo_run.runs[0].folder / "model.safetensors"
     kept = model.read_bytes()
     model.unlink()
     try:
-        no_model = draw_leaves(photo_run)
+        with pytest.raises(SkippedFigure, match="without keeping its model"):
+            draw_leaves(photo_run)
     finally:
         model.write_bytes(kept)
-    assert isinstance(no_model, SkippedFigure)
-    assert "without keeping its model" in no_model.reason

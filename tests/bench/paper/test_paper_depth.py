@@ -8,7 +8,7 @@ import pytest
 from report_records import jobs, record
 
 from bench.paper.depth import depth_choice
-from bench.reporting.inputs import ReportInput
+from bench.reporting import ReportInput
 from bench.reporting.table import Cell, Table
 
 

@@ -11,8 +11,8 @@ from report_records import collection, jobs, record
 
 from bench.paper.leaves import capture_rates, cmnist_calibration, draw_captures
 from bench.record import Record
+from bench.reporting import ReportInput
 from bench.reporting.figure import Drawn, FigureInput
-from bench.reporting.inputs import ReportInput
 from bench.reporting.table import Cell, Table
 
 

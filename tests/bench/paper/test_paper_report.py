@@ -14,9 +14,8 @@ import pytest
 from report_records import jobs, record
 
 from bench import paper
-from bench.reporting import GENERIC_FIGURES
+from bench.reporting import GENERIC_FIGURES, ReportInput
 from bench.reporting.figure import WrittenFigure, write_figures
-from bench.reporting.inputs import ReportInput
 from bench.reporting.latex import table_source
 from bench.reporting.table import Table
 

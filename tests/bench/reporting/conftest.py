@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 from report_records import collection, given, jobs, record
 
-from bench.reporting import GENERIC_FIGURES
+from bench.reporting import GENERIC_FIGURES, Reference
 from bench.reporting.collection import Collection
 from bench.reporting.figure import WrittenFigure, write_figures
-from bench.reporting.inputs import Reference
 from bench.reporting.table import Cell, CellKey
 from bench.store import Store
 

@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 from report_records import collection, given, jobs, record
 
-from bench.reporting import build
-from bench.reporting.inputs import Reference
+from bench.reporting import Reference, build
 from bench.store import Store
 
 pytestmark = pytest.mark.browser

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from report_records import collection, failed, given, jobs, record
 
 from bench.record import Record
-from bench.reporting import build, collect
+from bench.reporting import Reference, build, collect
 from bench.reporting.figure import WrittenFigure
-from bench.reporting.inputs import Reference
 from bench.reporting.latex import (
     ESCAPES,
     ROWS_A_PAGE,

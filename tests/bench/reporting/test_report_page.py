@@ -20,7 +20,7 @@ from report_records import collection, failed, given, jobs, record, tree
 
 from bench.job import NO_DATA, Request, expand
 from bench.record import Unreadable
-from bench.reporting import GENERIC_TABLES
+from bench.reporting import GENERIC_TABLES, Reference
 from bench.reporting.collection import Collection, Run
 from bench.reporting.figure import WrittenFigure
 from bench.reporting.html import (
@@ -35,7 +35,6 @@ from bench.reporting.html import (
     script_json,
     tree_details,
 )
-from bench.reporting.inputs import Reference
 from bench.store import Store
 from datasets.catalogue import get_dataset
 
@@ -230,15 +229,16 @@ def test_a_failed_run_has_details_without_metrics(runs: Collection) -> None:
 def test_the_list_shows_no_test_figure_of_a_development_seed(tmp_path: Path) -> None:
     job = jobs("erm", "isic", 1)[0]
     row = run_row(Run(record(job, 90.0), tmp_path, "published"))
-    assert (row.worst, row.average, row.digits) == (0.9, 92.0, 3)
+    assert (row["worst"], row["average"], row["digits"]) == (0.9, 92.0, 3)
     developed = run_row(Run(record(job, 90.0, seed=100), tmp_path, "left out"))
-    assert (developed.worst, developed.average) == (None, None)
+    assert (developed["worst"], developed["average"]) == (None, None)
 
 
 def test_the_list_of_runs_shows_none_either() -> None:
     (job,) = expand(Request(("erm",), ("umnist",), (100,), NO_DATA))
     found = collection(record(jobs("erm", "umnist", 1)[0], 62.0), record(job, 62.0))
-    shown = {row.seed: (row.worst, row.average, row.kind) for row in map(run_row, found.runs)}
+    rows = map(run_row, found.runs)
+    shown = {row["seed"]: (row["worst"], row["average"], row["kind"]) for row in rows}
     assert shown == {0: (62.0, 64.0, "published"), 100: (None, None, "left out")}
 
 
@@ -261,10 +261,10 @@ def test_leaves_show_images_of_the_run_they_belong_to(digits_root: Path, tmp_pat
     run = Run(made, store.runs / made.run_id, "smoke")
     found = leaf_samples([run], digits_root)[run.run_id]
     assert set(found) <= {0, 2, 4, 6, 8}
-    first = found[4][0]
-    assert first.group.startswith("digits_4_5/")
-    assert int(labels.y[labels.ids == first.sample][0]) == 2
-    with Image.open(io.BytesIO(base64.b64decode(first.url.split(",")[1]))) as image:
+    url, sample, group = found[4][0]
+    assert group.startswith("digits_4_5/")
+    assert int(labels.y[labels.ids == sample][0]) == 2
+    with Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))) as image:
         assert image.size == (28, 28) and image.mode == "RGB"
     other = replace(made, job=replace(job, fingerprint="another"))
     assert leaf_samples([Run(other, run.folder, "smoke")], digits_root) == {}

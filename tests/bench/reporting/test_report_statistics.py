@@ -16,19 +16,19 @@ from bench.reporting.statistics import (
     seed_interval,
     worst_group_interval,
 )
-from bench.reporting.table import CellKey, averaged
+from bench.reporting.table import CellKey
 
 VALUES = st.lists(st.floats(0, 100), min_size=2, max_size=6)
 
 
 def test_a_mean_over_seeds_has_the_papers_standard_deviation() -> None:
-    cell = averaged([(90.0, "b"), (92.0, "a"), (97.0, "c")], CellKey(metric="wga"))
+    cell = CellKey(metric="wga").averaged([(90.0, "b"), (92.0, "a"), (97.0, "c")])
     assert (cell.mean, cell.n, cell.run_ids) == (93.0, 3, ("a", "b", "c"))
     assert cell.std == pytest.approx(statistics.stdev([90.0, 92.0, 97.0]))
 
 
 def test_one_seed_has_neither_spread_nor_interval() -> None:
-    cell = averaged([(90.0, "a")], CellKey(metric="wga"))
+    cell = CellKey(metric="wga").averaged([(90.0, "a")])
     assert (cell.std, cell.ci_low, cell.ci_high) == (None, None, None)
 
 

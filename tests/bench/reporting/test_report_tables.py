@@ -10,9 +10,8 @@ import pytest
 from report_records import collection, failed, given, jobs, record
 
 from bench.record import Unreadable
-from bench.reporting import GENERIC_TABLES
+from bench.reporting import GENERIC_TABLES, Reference
 from bench.reporting.comparisons import paired_tests, training_time, worst_group_uncertainty
-from bench.reporting.inputs import Reference
 from bench.reporting.main_table import (
     difference,
     left_out,
@@ -27,7 +26,7 @@ from bench.reporting.table import (
     Row,
     Table,
     mark_best,
-    measured_and_reference_rows,
+    paired_rows,
 )
 from bench.store import Store
 
@@ -177,12 +176,12 @@ def test_the_best_is_marked_where_there_is_a_choice() -> None:
 
 def test_rows_of_a_paper_are_named_as_such() -> None:
     ours, theirs = Cell("measured", mean=1.0), Cell("paper", mean=2.0)
-    rows = measured_and_reference_rows(("a",), [ours], [theirs], "s", "measured, twice")
+    rows = paired_rows(("a",), [ours], [theirs], "s", "measured, twice")
     assert [(row.header, row.section, row.source) for row in rows] == [
         (("a", "measured, twice"), "s", "measured"),
         (("a", "paper"), "s", "paper"),
     ]
-    assert len(measured_and_reference_rows(("a",), [ours], [], "s")) == 1
+    assert len(paired_rows(("a",), [ours], [], "s")) == 1
 
 
 def test_stand_in_and_quick_runs_stay_in_a_section_of_their_own(reference: Reference) -> None:
