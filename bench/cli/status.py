@@ -9,7 +9,6 @@ from dataclasses import asdict
 from bench.api import count_statuses, run_row, status_row, survey
 from bench.cli.arguments import expand_jobs, store_to_read
 from bench.cli.output import log, print_json, print_table
-from bench.launch.ledger import old_launches
 from bench.launch.progress import describe, result_line
 from bench.launch.queue import StudyWorkers, study_workers, submitted_runs
 from bench.paper.campaigns import CampaignProgress, campaign_progress
@@ -39,11 +38,6 @@ def run(arguments: Namespace) -> None:
         campaigns = _campaign_progress(statuses)
         content = _overview(statuses, store)
         content["campaigns"] = [asdict(campaign) for campaign in campaigns]
-    for folder in old_launches(store):
-        log(
-            f"launch {folder.name} was submitted by an earlier version and is not followed: finish "
-            f"or cancel it with that version, or delete {folder} if it has ended"
-        )
     if arguments.json:
         studies = [w.to_json() for w in workers if w.active]
         print_json({**content, "studies": studies, "published": arguments.published})

@@ -16,8 +16,8 @@ import pytest
 from bench.cli import main
 from bench.job import Job, Request, expand
 from bench.launch import scheduler
-from bench.launch.ledger import Array, Launch
 from bench.launch.profile import Resources
+from bench.launch.queue import Array, Launch
 from bench.launch.scheduler import Cluster, TaskState
 from bench.provenance import GitState
 from bench.store import Store

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.job import Job
-from bench.launch.ledger import Array, Launch
 from bench.launch.profile import Resources
+from bench.launch.queue import Array, Launch
 from bench.provenance import GitState
 from bench.record import Record
 from bench.store import Store
 from datasets.config import Values
+from datasets.files import to_json
 
 STUDY_ARRAY = "bench-tune-x"
 TUNING = {"method": "jtt", "dataset": "umnist", "trials": 4, "overrides": {"jtt.lr": "0.1"}}
@@ -116,5 +117,5 @@ def launch_of_workers(results: Path, job: str = "7") -> Launch:
     folder = results / "studies" / "jtt-umnist" / "launches" / "x"
     launch = _launch(folder, Array(STUDY_ARRAY, Resources(), tasks, job=job))
     launch.write()
-    launch.write_tuning(TUNING)
+    launch.write_file("tuning.json", to_json(TUNING))
     return launch

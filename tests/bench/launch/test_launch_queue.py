@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +14,15 @@ from launch_fakes import FakeSlurm, Notes, launch_of
 from bench.job import Job
 from bench.launch import launch as launch_jobs
 from bench.launch import queue, scheduler
-from bench.launch.ledger import (
+from bench.launch.profile import Profile
+from bench.launch.queue import (
+    follow,
     launches_lock,
-    old_launches,
     open_launches,
     read_jobs,
     read_launch,
+    submitted_runs,
 )
-from bench.launch.profile import Profile
-from bench.launch.queue import follow, submitted_runs
 from bench.launch.scheduler import Cluster, TaskState
 from bench.provenance import GitState
 from bench.record import Status, new_record
@@ -47,29 +46,6 @@ def test_launches_survive_a_round_trip(jobs: list[Job], store: Store) -> None:
     assert read_jobs(read.folder) == {job.run_id: job for job in jobs}
     launch.mark_complete()
     assert not list(open_launches(store))
-
-
-def test_launches_of_an_earlier_version_are_named_until_they_have_ended(
-    jobs: list[Job], store: Store
-) -> None:
-    launch = launch_of(jobs, store)
-    content = json.loads((launch.folder / "launch.json").read_text())
-    del content["format"]
-    runs = write_old(store.launches / "old", content)
-    study = write_old(store.root / "studies" / "jtt-umnist" / "launches" / "y", content)
-    assert old_launches(store) == [runs, study]
-    assert [found.id for found in open_launches(store)] == ["x"]
-    for job in jobs:
-        store.write(new_record(job, Status.DONE))
-    assert old_launches(store) == [study], "whose runs all have a record has ended"
-    (study / "ended").touch()
-    assert old_launches(store) == []
-
-
-def write_old(folder: Path, content: dict[str, object]) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "launch.json").write_text(json.dumps(content))
-    return folder
 
 
 def test_what_is_submitted_while_we_look_is_not_forgotten(
