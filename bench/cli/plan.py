@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from bench.api import Grid, survey
 from bench.cli.arguments import expand_jobs, published_store
-from bench.cli.output import log, print_json, print_skipped, print_table
+from bench.cli.output import log, print_json, print_table
 from bench.cost import ExpectedCost
 from bench.store import Store
 
@@ -34,7 +34,8 @@ def print_plan(grid: Grid, *, as_json: bool, published: bool = False) -> None:
     print(f"all of them: {_described(grid.expected)}")
     if (to_run := grid.to_run()) and not published:
         log(f"to run: {len(to_run)}, expected {_described(grid.remaining)}")
-    print_skipped(grid.skipped)
+    for entry in grid.skipped:
+        log(str(entry))
 
 
 def _described(cost: ExpectedCost) -> str:

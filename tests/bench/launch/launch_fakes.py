@@ -74,8 +74,7 @@ class FakeSlurm:
             return None
         if program == "squeue":
             return "".join(
-                f"{name}|{self.numbers[name]}|{'N/A' if name in self.single else number}|"
-                f"{state}|None\n"
+                f"{name}|{self.numbers[name]}|{'N/A' if name in self.single else number}|{state}\n"
                 for (name, number), state in self.tasks.items()
             )
         if program == "sacct":
