@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
@@ -34,7 +34,7 @@ from bench.runner import RunOptions, run_job
 from bench.store import MODEL, RunStatus, Store
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.errors import BenchError, DataMissing, UsageError
-from datasets.fetch import default_data_root, get_command
+from datasets.fetch import Log, default_data_root, get_command
 from datasets.files import Damaged
 from methods.base import Fitted, NetworkSpec, get_method, load_methods
 
@@ -50,7 +50,6 @@ Seeds = int | str | Sequence[int]
 Rerun = Literal["missing", "failed", "always", "never"]
 Resume = Literal["same-code", "anyway"]
 RERUN: tuple[Rerun, ...] = ("missing", "failed", "always", "never")
-Log = Callable[[str], None]
 COUNTED = (Status.DONE, Status.FAILED, Status.RUNNING, Status.QUEUED, Status.MISSING)
 
 
@@ -73,6 +72,9 @@ class Skipped:
     name: str
     command: str
     what: str = "not on disk"
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.name}; to get it: {self.command}"
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,7 @@ class Grid:
         runs = []
         for job in self.jobs:
             found = self.statuses[job.run_id]
-            row = run_row(job.run_id, job.method, job.dataset, job.seed, job.variant)
-            row |= status_row(job.run_id, found, self.store)
+            row = run_row(job) | status_row(job.run_id, found, self.store)
             if self.expected is not None:
                 row["expected_seconds"] = self.seconds.get(job.run_id)
             runs.append(row)
@@ -141,18 +142,14 @@ class Grid:
         rows = []
         for job in self.jobs:
             found = self.statuses[job.run_id]
-            row = run_row(job.run_id, job.method, job.dataset, job.seed, job.variant)
-            row["status"] = found.status.value
+            row = run_row(job) | {"status": found.status.value}
             rows.append(row | (result_row(found.record) if found.record else {}))
         return pd.DataFrame(rows)
 
 
-def run_row(
-    run_id: str, method: str, dataset: str, seed: int | None, variant: str
-) -> dict[str, object]:
+def run_row(job: Job) -> dict[str, object]:
     """Return what a line about a run begins with."""
-    named = {"run_id": run_id, "method": method, "dataset": dataset}
-    return {**named, "seed": seed, "variant": variant}
+    return {name: getattr(job, name) for name in ("run_id", "method", "dataset", "seed", "variant")}
 
 
 def status_row(run_id: str, found: RunStatus, store: Store) -> dict[str, object]:
@@ -437,7 +434,7 @@ def run_jobs(
 
     store.check_writable()
     for entry in skipped:
-        log(f"{entry.what}: {entry.name}; to get it: {entry.command}")
+        log(str(entry))
     grid = survey(jobs, store, skipped)
     todo = [job for job in jobs if wanted(grid.statuses[job.run_id], how.rerun)]
     options = RunOptions(
@@ -590,7 +587,8 @@ def results_table(store: Store) -> pd.DataFrame:
 def result_row(record: Record, store: Store | None = None) -> dict[str, object]:
     """Return a run as a row of a table; what an older schema lacks is computed from the store."""
     job, cost = record.job, record.cost
-    row = run_row(record.run_id, job.method, job.dataset, job.seed, job.variant) | {
+    row = run_row(job) | {
+        "run_id": record.run_id,
         "version": job.version,
         "protocol": job.protocol,
         "preset": job.preset,

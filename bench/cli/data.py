@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import closing
 from pathlib import Path
 
-from bench.cli.list import SPLITS, count_groups, dataset_rows
+from bench.cli.list import SPLITS, count_groups, dataset_rows, state
 from bench.cli.output import log, print_json, print_table
 from bench.launch.progress import PreparationBar
 from datasets import standins
@@ -40,9 +40,9 @@ def run(arguments: Namespace) -> None:
 def _status(root: Path, *, as_json: bool) -> None:
     rows = dataset_rows(root)
     if as_json:
-        print_json({"data_root": str(root), "datasets": [asdict(row) for row in rows]})
+        print_json({"data_root": str(root), "datasets": rows})
     else:
-        lines = [(row.name, row.state, row.folder or row.get_command) for row in rows]
+        lines = [(row["name"], state(row), row["folder"] or row["get_command"]) for row in rows]
         print_table(f"Data root: {root}", ("dataset", "on disk", "folder or command"), lines)
 
 
@@ -60,8 +60,7 @@ def _verify(names: Sequence[str], root: Path, *, as_json: bool) -> None:
     """Recount every dataset and decode its images; every problem is listed before it ends."""
     checked: dict[str, Checked] = {}
     problems: list[BenchError] = []
-    bar = PreparationBar()
-    try:
+    with closing(PreparationBar()) as bar:
         for name in _meant(names, root):
             dataset = get_dataset(name)
             try:
@@ -69,8 +68,6 @@ def _verify(names: Sequence[str], root: Path, *, as_json: bool) -> None:
             except BenchError as error:
                 problems.append(error)
             problems += _undecodable(dataset, root, bar)
-    finally:
-        bar.close()
     if as_json:
         print_json([_as_json(name, found) for name, found in checked.items()])
     else:

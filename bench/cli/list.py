@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.cli.output import print_json, print_table
 from datasets.base import Labels
@@ -16,33 +17,11 @@ from methods.base import load_methods
 SPLITS = ("train", "val", "test")
 
 
-@dataclass(frozen=True)
-class DatasetRow:
-    """A dataset under its default protocol, as `--json` has it."""
-
-    name: str
-    title: str
-    protocol: str
-    metric: str
-    groups: tuple[str, ...]
-    counts: Mapping[str, int]
-    group_counts: Mapping[str, tuple[int, ...]]
-    on_disk: bool
-    standin: bool
-    folder: str
-    get_command: str
-
-    @property
-    def state(self) -> str:
-        """Whether it is on disk, in a word."""
-        return ("stand-in" if self.standin else "yes") if self.on_disk else "no"
-
-
 def run(arguments: Namespace) -> None:
     """List what there is."""
     methods, datasets = method_rows(), dataset_rows(arguments.data_root)
     if arguments.json:
-        print_json({"methods": methods, "datasets": [*map(asdict, datasets)]})
+        print_json({"methods": methods, "datasets": datasets})
         return
     tier = ("T: train groups", "V: val groups", "I: interpretable")
     words = {True: "yes", False: "no"}
@@ -51,11 +30,12 @@ def run(arguments: Namespace) -> None:
     columns = ("dataset", "title", "protocol", "metric", "groups", "train / val / test", "on disk")
     rows = [
         (
-            *(d.name, d.title, d.protocol, d.metric, len(d.groups)),
-            " / ".join(f"{d.counts.get(split, 0):,}" for split in SPLITS),
-            *(d.state, "" if d.on_disk else d.get_command),
+            *(row[name] for name in ("name", "title", "protocol", "metric")),
+            len(row["groups"]),
+            " / ".join(f"{row['counts'].get(split, 0):,}" for split in SPLITS),
+            *(state(row), "" if row["on_disk"] else row["get_command"]),
         )
-        for d in datasets
+        for row in datasets
     ]
     print_table("Datasets", (*columns, "how to get it"), rows)
 
@@ -70,8 +50,8 @@ def method_rows() -> list[dict[str, object]]:
     return rows
 
 
-def dataset_rows(root: Path) -> list[DatasetRow]:
-    """Describe every dataset under its default protocol, in the order of tables.
+def dataset_rows(root: Path) -> list[dict[str, Any]]:
+    """Describe every dataset under its default protocol, in the order of tables, for `--json`.
 
     A stand-in is counted; the real data is what its protocol says.
     """
@@ -85,17 +65,22 @@ def dataset_rows(root: Path) -> list[DatasetRow]:
             counts = {split: len(own) for split, own in labels.items()}
             group_counts = count_groups(labels, len(facts.groups))
         rows.append(
-            DatasetRow(
-                *(name, dataset.title, facts.protocol, facts.metric, facts.groups),
-                counts=counts,
-                group_counts=group_counts,
-                on_disk=found is not None,
-                standin=found is not None and found.standin,
-                folder=str(found.folder) if found is not None else "",
-                get_command=get_command(name, root),
-            )
+            {
+                **{"name": name, "title": dataset.title, "protocol": facts.protocol},
+                **{"metric": facts.metric, "groups": facts.groups},
+                **{"counts": counts, "group_counts": group_counts},
+                "on_disk": found is not None,
+                "standin": found is not None and found.standin,
+                "folder": str(found.folder) if found is not None else "",
+                "get_command": get_command(name, root),
+            }
         )
     return rows
+
+
+def state(row: Mapping[str, Any]) -> str:
+    """Return in a word whether a dataset is on disk."""
+    return ("stand-in" if row["standin"] else "yes") if row["on_disk"] else "no"
 
 
 def count_groups(labels: Mapping[str, Labels], groups: int) -> dict[str, tuple[int, ...]]:

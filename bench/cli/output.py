@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.api import Grid, Skipped, log_to_stderr
+from bench.api import Grid, log_to_stderr
 from bench.job import Job, shown_split
 from bench.record import Status
 from bench.store import RunStatus
@@ -55,12 +55,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     console.print(table)
 
 
-def print_skipped(skipped: Iterable[Skipped]) -> None:
-    """Print which datasets were left out, and the command that gets each."""
-    for entry in skipped:
-        log(f"{entry.what}: {entry.name}; to get it: {entry.command}")
-
-
 def print_failures(grid: Grid) -> int:
     """Print what failed and what was left out; return the exit code."""
     failed = [job.run_id for job in grid.jobs if grid.statuses[job.run_id].status is Status.FAILED]
@@ -71,7 +65,8 @@ def print_failures(grid: Grid) -> int:
         log(f"  -> {remedy}")
     if len(failed) > len(stopped):
         log("  -> python -m bench show RUN tells more; --rerun failed runs them again")
-    print_skipped(grid.skipped)
+    for entry in grid.skipped:
+        log(str(entry))
     return 1 if failed else 0
 
 

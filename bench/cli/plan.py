@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from bench.api import Grid, log_unreadable, survey
 from bench.cli.arguments import expand_jobs, published_store
-from bench.cli.output import log, print_json, print_skipped, print_table
+from bench.cli.output import log, print_json, print_table
 from bench.cost import ExpectedCost
 from bench.store import Store
 
@@ -35,7 +35,8 @@ def print_plan(grid: Grid, *, as_json: bool, published: bool = False) -> None:
     if (to_run := grid.to_run()) and not published:
         log(f"to run: {len(to_run)}, expected {_described(grid.remaining)}")
     log_unreadable(grid.unreadable())
-    print_skipped(grid.skipped)
+    for entry in grid.skipped:
+        log(str(entry))
 
 
 def _described(cost: ExpectedCost) -> str:

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from bench.api import count_statuses, log_unreadable, run_row, status_row, survey
 from bench.cli.arguments import expand_jobs, store_to_read
 from bench.cli.output import log, print_json, print_table
-from bench.launch.ledger import old_launches
 from bench.launch.progress import describe, result_line
 from bench.launch.queue import StudyWorkers, study_workers, submitted_runs
 from bench.paper.campaigns import CampaignProgress, campaign_progress
@@ -39,11 +38,6 @@ def run(arguments: Namespace) -> None:
         campaigns = _campaign_progress(statuses)
         content = _overview(statuses, store)
         content["campaigns"] = [asdict(campaign) for campaign in campaigns]
-    for folder in old_launches(store):
-        log(
-            f"launch {folder.name} was submitted by an earlier version and is not followed: finish "
-            f"or cancel it with that version, or delete {folder} if it has ended"
-        )
     if arguments.json:
         studies = [w.to_json() for w in workers if w.active]
         print_json({**content, "studies": studies, "published": arguments.published})
@@ -57,8 +51,7 @@ def run(arguments: Namespace) -> None:
 
 def _overview(statuses: Mapping[str, RunStatus], store: Store) -> dict[str, object]:
     """Describe everything in a results folder as `Grid.to_json` describes a grid."""
-    named = ((run_id, _named(run_id, found), found) for run_id, found in statuses.items())
-    runs = [row | status_row(run_id, found, store) for run_id, row, found in named]
+    runs = [_named(i, found) | status_row(i, found, store) for i, found in statuses.items()]
     counts = count_statuses(statuses.values())
     return {"total": len(runs), **counts, "runs": runs, "skipped_datasets": []}
 
@@ -66,10 +59,10 @@ def _overview(statuses: Mapping[str, RunStatus], store: Store) -> dict[str, obje
 def _named(run_id: str, found: RunStatus) -> dict[str, object]:
     """Return what a run is, by its record or else by its id."""
     if found.record is not None:
-        job = found.record.job
-        return run_row(run_id, job.method, job.dataset, job.seed, job.variant)
+        return run_row(found.record.job) | {"run_id": run_id}
     method, dataset, seed, _ = run_id.rsplit("-", 3) if run_id.count("-") > 2 else [""] * 4
-    return run_row(run_id, method, dataset, int(seed[1:]) if seed[1:].isdecimal() else None, "")
+    number = int(seed[1:]) if seed[1:].isdecimal() else None
+    return {"run_id": run_id, "method": method, "dataset": dataset, "seed": number, "variant": ""}
 
 
 def _campaign_progress(statuses: Mapping[str, RunStatus]) -> list[CampaignProgress]:

@@ -1,24 +1,38 @@
-"""What has become of submitted runs and workers: from disk, cross-checked with SLURM."""
+"""Launches on disk, and what has become of their runs: cross-checked with SLURM.
+
+launches/<id>/launch.json    arrays, their tasks, and the runs (or a study's workers) of each task
+launches/<id>/jobs.json      the jobs themselves; tasks read them here
+launches/<id>/tuning.json    in the place of jobs: what a study's workers tune
+launches/<id>/code/          the code they run
+launches/<id>/tasks/         what submitit keeps, and what tasks printed
+launches/<id>/workers/       locks that a study's tasks hold while they run
+launches/<id>/ended          there when nothing is left to look after
+
+Runs are submitted from `launches/` of a results folder, workers from that of a study's folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import getpass
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from bench.job import Job
 from bench.launch import scheduler
-from bench.launch.ledger import Array, Launch, launches_lock, open_launches, read_jobs, read_launch
+from bench.launch.profile import Resources
 from bench.launch.progress import Display
 from bench.launch.scheduler import TaskState
+from bench.provenance import GitState
 from bench.record import Record, Status, failed_record
 from bench.store import Store
+from datasets.config import Values, coerce, field_types
 from datasets.errors import BenchError
-from datasets.files import Damaged
+from datasets.files import Damaged, atomic_file, read_checked, set_aside, with_checksum
 from datasets.lock import Lock
 
 FOLLOW_SECONDS = 2.0  # how often a followed launch is looked at
@@ -40,6 +54,95 @@ FAILURE_BY_SLURM_STATE = {
 }
 """How a task can end without a record of its runs: the kind of failure, and what to do about it."""
 UNKNOWN_FAILURE = ("lost", f"see stderr_tail; {GO_ON}")
+
+
+@dataclass(frozen=True)
+class Array:
+    """Tasks that ask for the same resources and wait for the same others."""
+
+    name: str  # SLURM's name of the job; unique, so that an array can be found by it
+    resources: Resources
+    tasks: tuple[tuple[str, ...], ...]  # the run ids of each task, or the names of its workers
+    produces: Mapping[str, int] = field(default_factory=dict)  # shared stages: who computes each
+    depends_on: tuple[str, ...] = ()  # the tasks that have to end first
+    job: str = ""  # SLURM's number, empty as long as it is not submitted
+
+    def task(self, number: int) -> str:
+        """Return SLURM's name of a task; empty as long as it has none."""
+        return self.job if len(self.tasks) == 1 or not self.job else f"{self.job}_{number}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One submission; only its user, on its cluster, can learn from SLURM how it is."""
+
+    id: str
+    folder: Path
+    created: float  # by the clock that also dates the records
+    user: str
+    cluster: str
+    profile: str
+    path_arguments: str  # those that name the data root and the results folder
+    git: GitState
+    code: str  # the copy of the code that it runs; empty for an installed package
+    arrays: tuple[Array, ...] = ()
+
+    def write(self) -> None:
+        """Put it on disk."""
+        content = {name: value for name, value in asdict(self).items() if name != "folder"}
+        self.write_file("launch.json", content)
+
+    def write_file(self, name: str, content: Values) -> None:
+        """Put a file into its folder."""
+        with atomic_file(self.folder / name) as draft:
+            draft.write_text(with_checksum(content))
+
+    def write_jobs(self, jobs: Sequence[Job]) -> None:
+        """Put the jobs on disk."""
+        self.write_file("jobs.json", {job.run_id: job.to_json() for job in jobs})
+
+    def with_array(self, array: Array) -> Launch:
+        """Return the launch with an array replaced by what has become of it, or added."""
+        others = tuple(known for known in self.arrays if known.name != array.name)
+        return replace(self, arrays=(*others, array))
+
+    def mark_complete(self) -> None:
+        """Note that there is nothing left to look after, unless we may only read."""
+        with contextlib.suppress(OSError):
+            (self.folder / "ended").touch()
+
+
+def launches_lock(store: Store) -> Lock:
+    """Return the lock under which runs are submitted and lost ones are marked."""
+    return Lock(store.launches / "lock")
+
+
+def open_launches(store: Store) -> Iterator[Launch]:
+    """Read the launches that may still have something under way, oldest first."""
+    for path in sorted(store.launches.glob("*/launch.json")):
+        if (path.parent / "ended").exists():
+            continue
+        try:
+            yield read_launch(path.parent)
+        except Damaged as error:  # its runs are just missing
+            damaged = f"launch {path.parent.name} is damaged ({error}) and not followed any more"
+            sys.stderr.write(f"{damaged}: squeue shows what of it still runs\n")
+            with contextlib.suppress(BenchError, OSError):  # where we may only read, it stays
+                set_aside(path, path.parent / "damaged", str(error))
+
+
+def read_launch(folder: Path) -> Launch:
+    """Read a launch as it is now."""
+    content, kinds = read_checked(folder / "launch.json"), field_types(Launch)
+    del kinds["folder"]
+    values = {name: coerce(content[name], kind, f"launch.{name}") for name, kind in kinds.items()}
+    return Launch(folder=folder, **values)
+
+
+def read_jobs(folder: Path) -> dict[str, Job]:
+    """Read the jobs of a launch, by run id."""
+    content = read_checked(folder / "jobs.json")
+    return {run_id: Job.from_json(values) for run_id, values in content.items()}
 
 
 @dataclass(frozen=True)
@@ -253,10 +356,9 @@ def study_workers(
 def _workers_of(
     launch: Launch, finished: int, states: States | None, *, submitting: bool
 ) -> StudyWorkers:
-    study, tuning = launch.folder.parents[1], launch.tuning()
-    method, dataset = str(tuning["method"]), str(tuning["dataset"])
-    trials = int(str(tuning["trials"]))
-    (array,) = launch.arrays
+    study, (array,) = launch.folder.parents[1], launch.arrays
+    tuning = read_checked(launch.folder / "tuning.json")
+    method, dataset, trials = tuning["method"], tuning["dataset"], int(tuning["trials"])
     # They may be about to be submitted; and where SLURM is silent, they may be in its queue.
     sending = not array.job and not submitting and launches_lock(Store(study)).held()
     assumed = sending or (states is None and finished < trials)

@@ -40,7 +40,6 @@ class TaskState:
 
     job: str
     state: str
-    reason: str
 
     @property
     def over(self) -> bool:
@@ -77,16 +76,16 @@ def task_states() -> dict[tuple[str, int], TaskState] | None:
     """Return this user's tasks by job name and number in the array; none if SLURM is silent."""
     answer = _ask(
         *("squeue", "--noheader", "--array", "--states=all", "--user", getpass.getuser()),
-        *("--format", "%j|%F|%K|%T|%r"),
+        *("--format", "%j|%F|%K|%T"),
     )
     if answer is None:
         return None
     states = {}
     for line in answer.splitlines():
-        name, job, number, state, reason = line.split("|", 4)
+        name, job, number, state = line.rsplit("|", 3)
         single = not number.isdigit()  # an array of one is submitted as a plain job
         key = (name, 0 if single else int(number))
-        states[key] = TaskState(job if single else f"{job}_{number}", state, reason)
+        states[key] = TaskState(job if single else f"{job}_{number}", state)
     return states
 
 

@@ -19,11 +19,19 @@ from rich.console import Console
 
 from bench.context import stage_address
 from bench.job import Job
-from bench.launch.ledger import Array, Launch, launches_lock, old_launches, read_jobs
 from bench.launch.pool import FixedJobs, JobSource, run_pool
 from bench.launch.profile import Profile, Resources
 from bench.launch.progress import PlainProgress
-from bench.launch.queue import SubmittedRun, study_workers, submitted_runs, worker_lock
+from bench.launch.queue import (
+    Array,
+    Launch,
+    SubmittedRun,
+    launches_lock,
+    read_jobs,
+    study_workers,
+    submitted_runs,
+    worker_lock,
+)
 from bench.launch.scheduler import Cluster
 from bench.provenance import PACKAGES, SUBMITTED, git_state, source_root
 from bench.record import Status, failed_record
@@ -31,12 +39,12 @@ from bench.runner import RunOptions
 from bench.store import Store
 from datasets.config import Values
 from datasets.errors import BenchError, UsageError
+from datasets.fetch import Log
 from datasets.files import atomic_file, storage_errors, to_json
 from datasets.lock import Lock, LockBusy
 from methods.base import get_method
 
 RESUMES = 3  # how often a run goes on whose process was killed while its task lived
-Log = Callable[[str], None]
 Item = TypeVar("Item")
 
 
@@ -205,20 +213,21 @@ def submit(
         stages, in_progress = _missing_stages(jobs, options), _in_progress(submitted, cluster)
         largest = max(1, cluster.largest_array)
         planned = plan_arrays(jobs, profile.resources, stages, in_progress, largest)
-        arrays = []
         for number, each in enumerate(planned):
             runs = tuple(tuple(job.run_id for job in task) for task in each.tasks)
-            arrays.append(Array(f"bench-{launch.id}-{number}", each.resources, runs, each.produces))
-        launch = replace(launch, arrays=tuple(arrays))
+            array = Array(f"bench-{launch.id}-{number}", each.resources, runs, each.produces)
+            launch = launch.with_array(array)
         launch.write()
-        for array, each in zip(arrays, planned, strict=True):
+        for array, each in zip(launch.arrays, planned, strict=True):
             found = {in_progress[stage] for stage in each.waits_for if stage in in_progress}
             array = replace(array, depends_on=tuple(sorted(found)))
             place = replace(options, device=each.resources.device)
-            tasks = []
-            for ids in array.tasks:
-                source = partial(jobs_of_launch, launch.folder, ids)
-                tasks.append(ArrayTask(source, place, len(ids), len(ids), retries))
+            tasks = [
+                ArrayTask(
+                    partial(jobs_of_launch, launch.folder, ids), place, len(ids), len(ids), retries
+                )
+                for ids in array.tasks
+            ]
             sent = _send(launch, array, tasks, str(each))
             in_progress |= {stage: sent.task(number) for stage, number in sent.produces.items()}
             launch = launch.with_array(sent)
@@ -266,7 +275,7 @@ def submit_workers(
         names = [f"worker {number}" for number in range(workers - there)]
         packed = _chunks(names, asked.pack)
         array = Array(f"bench-tune-{study.name}-{launch.id}", asked, packed)
-        launch.write_tuning(tuning)
+        launch.write_file("tuning.json", tuning)
         launch.with_array(array).write()
         place, tasks = replace(options, device=asked.device), []
         for number, members in enumerate(array.tasks):
@@ -284,11 +293,6 @@ def _new_launch(
     cluster: Cluster, profile: Profile, options: RunOptions, store: Store, log: Log
 ) -> Launch:
     """Return a launch with its folder and its copy of the code; nothing of it is submitted yet."""
-    if old := old_launches(store):
-        raise UsageError(
-            f"an earlier version submitted {', '.join(str(path) for path in old)}",
-            "wait until it is finished or cancel it with that version, or delete that folder",
-        )
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"  # names sort by time
     folder = store.launches.resolve() / name
     with storage_errors(folder):

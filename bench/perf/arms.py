@@ -38,35 +38,26 @@ READY_BATCHES = 8  # as warm in the caches as a batch that was just made
 def cases_of(workload: Workload) -> list[Case]:
     """Return the cases of a workload; nothing is made or measured yet."""
     name, effort, batch = workload.dataset, workload.effort, workload.tree_batch
-    tree = f"{name}: {get_method(TREE_METHOD).title}, batch {batch}"
+
+    def training(batch: int) -> list[Arm]:
+        theirs = [dataloader.training(workload, batch, workers) for workers in dataloader.WORKERS]
+        return [eager_limit_training(workload, batch), our_training(workload, batch), *theirs]
+
+    def evaluation() -> list[Arm]:
+        theirs = [dataloader.evaluation(workload, workers) for workers in dataloader.WORKERS]
+        return [eager_limit_evaluation(workload), our_evaluation(workload), *theirs]
+
+    def tree() -> list[Arm]:
+        arms = (eager_limit_training, erm_training, tree_training)
+        return [arm(workload, batch) for arm in arms]
+
+    title = f"{get_method(TREE_METHOD).title}, batch {batch}"
+    sizes = {f"{name}: training, batch {size}": size for size in workload.batches}
     return [
-        *(
-            Case(
-                f"{name}: training, batch {b}", partial(train_arms, workload, b), effort.max_repeats
-            )
-            for b in workload.batches
-        ),
-        Case(f"{name}: evaluation", partial(evaluation_arms, workload), effort.max_repeats),
-        Case(tree, partial(tree_arms, workload, batch), effort.max_tree_repeats),
+        *(Case(what, partial(training, b), effort.max_repeats) for what, b in sizes.items()),
+        Case(f"{name}: evaluation", evaluation, effort.max_repeats),
+        Case(f"{name}: {title}", tree, effort.max_tree_repeats),
     ]
-
-
-def train_arms(workload: Workload, batch: int) -> list[Arm]:
-    """Return ways to train."""
-    theirs = [dataloader.training(workload, batch, workers) for workers in dataloader.WORKERS]
-    return [eager_limit_training(workload, batch), our_training(workload, batch), *theirs]
-
-
-def evaluation_arms(workload: Workload) -> list[Arm]:
-    """Return ways to evaluate."""
-    theirs = [dataloader.evaluation(workload, workers) for workers in dataloader.WORKERS]
-    return [eager_limit_evaluation(workload), our_evaluation(workload), *theirs]
-
-
-def tree_arms(workload: Workload, batch: int) -> list[Arm]:
-    """Return the steps of a tree's phases, and a step of ERM."""
-    arms = (eager_limit_training, erm_training, tree_training)
-    return [arm(workload, batch) for arm in arms]
 
 
 def eager_limit_training(workload: Workload, batch: int) -> Arm:

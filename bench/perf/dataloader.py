@@ -11,27 +11,21 @@ from __future__ import annotations
 import io
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate, get_worker_info
 
-from bench.perf.measure import Arm, Sample, timed
+from bench.perf.measure import Arm, Sample, Samples, timed
 from bench.perf.workload import Workload
 from bench.process import CpuClock
-from datasets.transforms import (
-    PaddedRandomCrop,
-    RandomResizedCrop,
-    ResizedCentreCrop,
-    ResizedRandomCrop,
-    Transform,
-)
+from datasets import transforms as ours
 from methods.optimisation import build_optimizer
 from methods.torchvision_shim import declare_missing_operators
 
@@ -44,28 +38,27 @@ def arm_name(workers: int) -> str:
     return f"DataLoader, {workers} workers"
 
 
-def pipeline(transform: Transform, side: int, *, of_tensors: bool) -> Callable[[Any], Tensor]:
+def pipeline(transform: ours.Transform, side: int, *, of_tensors: bool) -> Callable[[Any], Tensor]:
     """Return torchvision's form of a transform of ours, for images of this side length."""
     declare_missing_operators()
     from torchvision import transforms
 
     size, cut = transform.resolution, transform.cut
     steps: list[Any]
-    if isinstance(cut, PaddedRandomCrop):
+    if isinstance(cut, ours.PaddedRandomCrop):
         steps = [transforms.RandomCrop(side, padding=cut.padding), transforms.Resize((size, size))]
-    elif isinstance(cut, ResizedRandomCrop):
-        steps = [transforms.Resize((cut.resize, cut.resize)), transforms.RandomCrop(size)]
-    elif isinstance(cut, ResizedCentreCrop):
-        steps = [transforms.Resize((cut.resize, cut.resize)), transforms.CenterCrop(size)]
-    else:
-        assert isinstance(cut, RandomResizedCrop)
+    elif isinstance(cut, ours.RandomResizedCrop):
         steps = [transforms.RandomResizedCrop(size, cut.scale, cut.ratio)]
+    else:
+        assert isinstance(cut, ours.ResizedRandomCrop | ours.ResizedCentreCrop)
+        random = isinstance(cut, ours.ResizedRandomCrop)
+        crop = transforms.RandomCrop if random else transforms.CenterCrop
+        steps = [transforms.Resize((cut.resize, cut.resize)), crop(size)]
     steps += [transforms.RandomHorizontalFlip()] * transform.hflip
     steps += [transforms.RandomVerticalFlip()] * transform.vflip
     steps += [] if of_tensors else [transforms.ToTensor()]
-    composed: Callable[[Any], Tensor] = transforms.Compose(
-        [*steps, transforms.Normalize(transform.mean, transform.std)]
-    )
+    steps += [transforms.Normalize(transform.mean, transform.std)]
+    composed: Callable[[Any], Tensor] = transforms.Compose(steps)
     return composed
 
 
@@ -79,7 +72,7 @@ class PerSample(Dataset[tuple[Tensor, Tensor]]):
 
     stored: Sequence[bytes] | Tensor
     y: Tensor
-    transform: Transform
+    transform: ours.Transform
     side: int
 
     @cached_property
@@ -102,7 +95,7 @@ class PerSample(Dataset[tuple[Tensor, Tensor]]):
         return self.transformed(self.read(index)), self.y[index]
 
 
-def stored_images(workload: Workload, count: int, transform: Transform) -> PerSample:
+def stored_images(workload: Workload, count: int, transform: ours.Transform) -> PerSample:
     """Store the first images as the authors do: JPEG files, grey bytes, or float colours."""
     pixels, side = workload.pixels[:count], workload.pixels.shape[-1]
     stored: Sequence[bytes] | Tensor = pixels.float() / 255
@@ -119,91 +112,72 @@ def _jpeg(pixels: Tensor) -> bytes:
     return content.getvalue()
 
 
-def _collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, int, float]:
-    """Collate, and add which worker did it and the processor time that it has used so far."""
-    images, y = default_collate(samples)
-    worker = get_worker_info()
-    return images, y, *((-1, 0.0) if worker is None else (worker.id, time.process_time()))
-
-
-class Loader:
-    """A DataLoader whose workers' processor time is known."""
-
-    def __init__(self, data: PerSample, batch: int, workers: int, shuffled: int | None) -> None:
-        # Torch warns of more workers than cores, but they are the authors' own number.
-        with warnings.catch_warnings(action="ignore"):
-            self.loader = DataLoader(
-                data,
-                batch_size=batch,
-                sampler=None if shuffled is None else RandomSampler(data, num_samples=shuffled),
-                num_workers=workers,
-                collate_fn=_collate,
-                persistent_workers=workers > 0,
-            )
-        self.worker_seconds: dict[int, float] = {}
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        with warnings.catch_warnings(action="ignore"):
-            batches = iter(self.loader)
-        for images, y, worker, used in batches:
-            self.worker_seconds[worker] = used
-            yield images.contiguous(memory_format=torch.channels_last), y
-
-    def timed(self, work: Callable[[], int]) -> Sample:
-        """Time work on the batches, and add what the workers spent on them.
-
-        A worker sends its time with every batch. What it does after the last one, which is to send
-        it, is counted with the next turn, as that of the turn before was with this one.
-        """
-        before = sum(self.worker_seconds.values())
-        sample = timed(work)
-        workers = sum(self.worker_seconds.values()) - before
-        return Sample(sample.images, sample.spent + CpuClock(cpu=workers))
-
-
 def training(workload: Workload, batch: int, workers: int) -> Arm:
     """Return the arm that trains on a DataLoader."""
     images = workload.effort.trained // batch * batch
     data = stored_images(workload, workload.effort.split, workload.facts.train_transform)
     model = workload.network("dataloader").train()
     optimizer = build_optimizer(workload.recipe(batch), model)
-
-    def step(images: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        logits = model(images)
-        loss = functional.cross_entropy(logits, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return logits, loss
-
-    return _epochs(Loader(data, batch, workers, shuffled=images), workers, step)
+    sampler = RandomSampler(data, num_samples=images)
+    return loader_arm(data, batch, workers, model, sampler=sampler, optimizer=optimizer)
 
 
 def evaluation(workload: Workload, workers: int) -> Arm:
     """Return the arm that evaluates on a DataLoader."""
     data = stored_images(workload, workload.effort.evaluated, workload.facts.eval_transform)
-    model = workload.network("dataloader").eval()
-
-    @torch.no_grad()
-    def step(images: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        logits = model(images)
-        return logits, functional.cross_entropy(logits, y)
-
-    return _epochs(Loader(data, EVALUATION_BATCH, workers, shuffled=None), workers, step)
+    return loader_arm(data, EVALUATION_BATCH, workers, workload.network("dataloader").eval())
 
 
-def _epochs(
-    loader: Loader, workers: int, step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+def loader_arm(
+    data: PerSample,
+    batch: int,
+    workers: int,
+    model: nn.Module,
+    *,
+    sampler: RandomSampler | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Arm:
-    """Return the arm that takes a step with every batch, and reads loss and accuracy each time."""
+    """Return the arm that passes over a DataLoader, and trains if there is an optimiser."""
+    worker_seconds: dict[int, float] = {}
+    # Torch warns of more workers than cores, but they are the authors' own number.
+    quietly = partial(warnings.catch_warnings, action="ignore")
+    make = partial(DataLoader, data, batch, num_workers=workers, persistent_workers=workers > 0)
+    with quietly():
+        loader = make(sampler=sampler, collate_fn=_collate)
 
     def epoch() -> int:
+        """Take a step with every batch, and read loss and accuracy each time."""
         seen, correct, total = 0, 0, 0.0
-        for images, y in loader:
-            logits, loss = step(images, y)
+        for images, y, worker, used in loader:
+            worker_seconds[worker] = used
+            logits = model(images.contiguous(memory_format=torch.channels_last))
+            loss = functional.cross_entropy(logits, y)
+            if optimizer is not None:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
             total += loss.item() * len(y)
             correct += int((logits.argmax(dim=1) == y).sum().item())
             seen += len(y)
         return seen
 
-    return lambda: {arm_name(workers): loader.timed(epoch)}
+    def turn() -> Samples:
+        """Add to the time of an epoch what the workers spent on it.
+
+        A worker sends its time with every batch. What it does after the last one, which is to send
+        it, is counted with the next turn, as that of the turn before was with this one.
+        """
+        before = sum(worker_seconds.values())
+        with quietly(), torch.set_grad_enabled(optimizer is not None):
+            sample = timed(epoch)
+        in_workers = CpuClock(cpu=sum(worker_seconds.values()) - before)
+        return {arm_name(workers): Sample(sample.images, sample.spent + in_workers)}
+
+    return turn
+
+
+def _collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, int, float]:
+    """Collate, and add which worker did it and the processor time that it has used so far."""
+    images, y = default_collate(samples)
+    worker = get_worker_info()
+    return images, y, *((-1, 0.0) if worker is None else (worker.id, time.process_time()))

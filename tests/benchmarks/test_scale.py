@@ -16,8 +16,8 @@ import pytest
 from bench.cli import main
 from bench.job import Job, Request, expand
 from bench.launch import scheduler
-from bench.launch.ledger import Array, Launch
 from bench.launch.profile import Resources
+from bench.launch.queue import Array, Launch
 from bench.launch.scheduler import Cluster, TaskState
 from bench.provenance import GitState
 from bench.store import Store
@@ -121,7 +121,7 @@ def test_growth_is_linear_for_queued_runs(
         )
         launch.write_jobs(jobs)
         launch.write()
-        states = {("bench-x-0", n): TaskState(f"7_{n}", "PENDING", "") for n in range(count)}
+        states = {("bench-x-0", n): TaskState(f"7_{n}", "PENDING") for n in range(count)}
         monkeypatch.setattr(scheduler, "task_states", lambda states=states: states)
         monkeypatch.setattr(scheduler, "find_cluster", lambda: Cluster("dev", 1001))
         spent[count] = seconds("status", ["--results", str(store.root)])

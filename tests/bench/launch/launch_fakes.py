@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.job import Job
-from bench.launch.ledger import Array, Launch
 from bench.launch.profile import Resources
+from bench.launch.queue import Array, Launch
 from bench.provenance import GitState
 from bench.record import Record
 from bench.store import Store
@@ -73,8 +73,7 @@ class FakeSlurm:
             return None
         if program == "squeue":
             return "".join(
-                f"{name}|{self.numbers[name]}|{'N/A' if name in self.single else number}|"
-                f"{state}|None\n"
+                f"{name}|{self.numbers[name]}|{'N/A' if name in self.single else number}|{state}\n"
                 for (name, number), state in self.tasks.items()
             )
         if program == "sacct":
@@ -116,5 +115,5 @@ def launch_of_workers(results: Path, job: str = "7") -> Launch:
     folder = results / "studies" / "jtt-umnist" / "launches" / "x"
     launch = _launch(folder, Array(STUDY_ARRAY, Resources(), tasks, job=job))
     launch.write()
-    launch.write_tuning(TUNING)
+    launch.write_file("tuning.json", TUNING)
     return launch

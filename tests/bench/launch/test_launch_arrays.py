@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.job import NO_DATA, Job, Request, expand
-from bench.launch.ledger import Array
 from bench.launch.profile import Resources, read_profile
+from bench.launch.queue import Array
 from bench.launch.slurm import PlannedArray, plan_arrays, shared_stage, submitit_parameters
 from bench.resources import profiles_folder
 from datasets.errors import UsageError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,18 +40,6 @@ def test_status_counts_what_a_cluster_has(
     assert (found["queued"], found["running"], found["missing"]) == (2, 1, 0)
     assert [run["seed"] for run in found["runs"]] == [0, 1, 2]
     assert [run["status"] for run in found["runs"]] == ["queued", "running", "preempted"]
-
-
-def test_status_names_what_an_earlier_version_submitted(
-    cli: Cli, jobs: list[Job], store: Store, slurm: FakeSlurm
-) -> None:
-    launch = launch_of(jobs, store)
-    content = json.loads((launch.folder / "launch.json").read_text())
-    del content["format"]
-    (launch.folder / "launch.json").write_text(json.dumps(content))
-    told = cli("status", "--results", store.root)
-    assert told.code == 0
-    assert str(launch.folder) in told.err and "earlier version" in told.err
 
 
 def test_runs_of_one_task_are_cancelled_together(

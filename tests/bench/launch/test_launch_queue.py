@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +14,15 @@ from launch_fakes import FakeSlurm, Notes, launch_of
 from bench.job import Job
 from bench.launch import launch as launch_jobs
 from bench.launch import queue, scheduler
-from bench.launch.ledger import (
+from bench.launch.profile import Profile
+from bench.launch.queue import (
+    follow,
     launches_lock,
-    old_launches,
     open_launches,
     read_jobs,
     read_launch,
+    submitted_runs,
 )
-from bench.launch.profile import Profile
-from bench.launch.queue import follow, submitted_runs
 from bench.launch.scheduler import Cluster, TaskState
 from bench.provenance import GitState
 from bench.record import Status, new_record
@@ -49,7 +48,7 @@ def test_launches_survive_a_round_trip(jobs: list[Job], store: Store) -> None:
     assert not list(open_launches(store))
 
 
-@pytest.mark.parametrize("content", ["", "\0" * 300, '{"format": 2', "[]", None])
+@pytest.mark.parametrize("content", ["", "\0" * 300, '{"id": "y"', "[]", None])
 def test_a_damaged_launch_is_set_aside_and_named_once(
     jobs: list[Job], store: Store, content: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,7 +62,6 @@ def test_a_damaged_launch_is_set_aside_and_named_once(
     assert "launch y is damaged" in capsys.readouterr().err
     assert list(open_launches(store)) == [whole]
     assert capsys.readouterr().err == ""
-    assert old_launches(store) == []
 
 
 def test_lost_runs_whose_jobs_cannot_be_read_are_missing(
@@ -74,29 +72,6 @@ def test_lost_runs_whose_jobs_cannot_be_read_are_missing(
     slurm.says("FAILED", "FAILED", "FAILED")
     assert submitted_runs(store) == {}
     assert store.status_of(jobs[0].run_id).status is Status.MISSING
-
-
-def test_launches_of_an_earlier_version_are_named_until_they_have_ended(
-    jobs: list[Job], store: Store
-) -> None:
-    launch = launch_of(jobs, store)
-    content = json.loads((launch.folder / "launch.json").read_text())
-    del content["format"], content["checksum"]
-    runs = write_old(store.launches / "old", content)
-    study = write_old(store.root / "studies" / "jtt-umnist" / "launches" / "y", content)
-    assert old_launches(store) == [runs, study]
-    assert [found.id for found in open_launches(store)] == ["x"]
-    for job in jobs:
-        store.write(new_record(job, Status.DONE))
-    assert old_launches(store) == [study], "whose runs all have a record has ended"
-    (study / "ended").touch()
-    assert old_launches(store) == []
-
-
-def write_old(folder: Path, content: dict[str, object]) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "launch.json").write_text(json.dumps(content))
-    return folder
 
 
 def test_what_is_submitted_while_we_look_is_not_forgotten(
@@ -274,7 +249,7 @@ def test_following_ends_with_the_last_run(
 
 def test_squeue_and_sacct_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, str | None] = {
-        "squeue": "bench-x-0|7|0|RUNNING|None\nbench-x-0|7|12|PENDING|(a|b)\no|9|N/A|FAILED|x\n",
+        "squeue": "bench-x-0|7|0|RUNNING\nbench-x-0|7|12|PENDING\no|9|N/A|FAILED\na|b|8|N/A|FAILED\n",
         "sacct": "7_0|CANCELLED by 1000\n7_1|OUT_OF_MEMORY\n8|\n",
         "scontrol": "Configuration data\nClusterName             = dev\nMaxArraySize = 30\n",
     }
@@ -285,9 +260,10 @@ def test_squeue_and_sacct_are_understood(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(scheduler, "_ask", ask)
     found = scheduler.task_states()
     assert found is not None
-    assert found["bench-x-0", 0] == TaskState("7_0", "RUNNING", "None")
+    assert found["bench-x-0", 0] == TaskState("7_0", "RUNNING")
     assert found["bench-x-0", 12].state in scheduler.WAITING
     assert found["o", 0].job == "9" and found["o", 0].over
+    assert found["a|b", 0].job == "8"
     assert scheduler.past_states(["7_0", "7_1", "8"]) == {
         "7_0": "CANCELLED",
         "7_1": "OUT_OF_MEMORY",

@@ -18,10 +18,17 @@ from submitit.core.utils import UncompletedJobError
 from bench import provenance
 from bench.job import Job, Request, expand
 from bench.launch import slurm as slurm_module
-from bench.launch.ledger import Array, Launch, open_launches, read_launch
 from bench.launch.pool import FixedJobs, JobSource
 from bench.launch.profile import Profile
-from bench.launch.queue import study_workers, submitted_runs, worker_lock
+from bench.launch.queue import (
+    Array,
+    Launch,
+    open_launches,
+    read_launch,
+    study_workers,
+    submitted_runs,
+    worker_lock,
+)
 from bench.launch.scheduler import Cluster
 from bench.launch.slurm import ArrayTask, shared_stage, submit, submit_workers, take_snapshot
 from bench.provenance import SUBMITTED, GitState, git_state
@@ -199,17 +206,6 @@ def test_what_slurm_refuses_is_not_taken_for_submitted(
     assert "installed package" in told[0]
     assert submitted_runs(store) == {}
     assert store.status_of(jobs[0].run_id).status is Status.MISSING
-
-
-def test_nothing_is_submitted_beside_a_launch_of_an_earlier_version(
-    digits_root: Path, store: Store, sent: Sent
-) -> None:
-    old = store.launches / "20250101-000000-abcd"
-    old.mkdir(parents=True)
-    (old / "launch.json").write_text(json.dumps({"created": 1e12, "arrays": [{"tasks": [["x"]]}]}))
-    with pytest.raises(UsageError, match="20250101-000000-abcd"):
-        submit(grid(digits_root), RunOptions(digits_root, store.root), CLUSTER, PROFILE, 0, print)
-    assert sent == []
 
 
 class NoTrials(FixedJobs):

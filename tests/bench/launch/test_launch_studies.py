@@ -1,4 +1,4 @@
-"""Workers of studies in the ledger, under made-up answers of SLURM."""
+"""Workers of studies on disk, under made-up answers of SLURM."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_fakes import STUDY_ARRAY, TUNING, FakeSlurm, launch_of_workers
+from launch_fakes import STUDY_ARRAY, FakeSlurm, launch_of_workers
 
 from bench.launch import queue
-from bench.launch.ledger import launches_lock
-from bench.launch.queue import StudyWorkers, study_workers, worker_lock
+from bench.launch.queue import StudyWorkers, launches_lock, study_workers, worker_lock
 from bench.store import Store
 from datasets.lock import Lock
 
@@ -44,7 +43,6 @@ def test_workers_are_counted_as_slurm_has_their_tasks(
     jobs: tuple[str, ...],
 ) -> None:
     launch = launch_of_workers(tmp_path)
-    assert launch.tuning() == TUNING
     slurm.says(*states, array=STUDY_ARRAY)
     (found,) = found_in(tmp_path)
     assert (found.queued, found.running, found.jobs) == (queued, running, jobs)
