@@ -15,6 +15,9 @@ from datasets.errors import BenchError
 from datasets.fetch import default_data_root
 from datasets.mnist_source import ensure_mnist
 
+# Before torch is imported, here and in what tests start. Their networks are tiny: a second thread
+# gains nothing, and beside another test process it mostly waits, which costs a whole core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(scope="session")
 def mnist_root() -> Path:
