@@ -81,10 +81,15 @@ def with_overrides(values: Values, overrides: Values) -> dict[str, object]:
 
 
 @functools.cache  # resolving takes longer than all else that reading a record needs
-def field_types(kind: type[Any]) -> dict[str, Any]:
-    """Return the resolved type of every field."""
+def _field_types(kind: Any) -> Mapping[str, Any]:
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    resolved = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return types.MappingProxyType(resolved)  # shared by all callers
+
+
+def field_types(kind: type[Any]) -> Mapping[str, Any]:
+    """Return the resolved type of every field."""
+    return _field_types(typing.cast(typing.Hashable, kind))
 
 
 def coerce(value: Any, wanted: Any, name: str) -> Any:

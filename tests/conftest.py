@@ -19,6 +19,7 @@ from datasets.mnist_source import ensure_mnist
 # gains nothing, and beside another test process it mostly waits, which costs a whole core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
 @pytest.fixture(scope="session")
 def mnist_root() -> Path:
     """The data root above the real MNIST files, which are fetched where they are not there yet.

@@ -133,9 +133,12 @@ def open_launches(store: Store) -> Iterator[Launch]:
 
 def read_launch(folder: Path) -> Launch:
     """Read a launch as it is now."""
-    content, kinds = read_checked(folder / "launch.json"), field_types(Launch)
-    del kinds["folder"]
-    values = {name: coerce(content[name], kind, f"launch.{name}") for name, kind in kinds.items()}
+    content = read_checked(folder / "launch.json")
+    values = {
+        name: coerce(content[name], kind, f"launch.{name}")
+        for name, kind in field_types(Launch).items()
+        if name != "folder"
+    }
     return Launch(folder=folder, **values)
 
 

@@ -249,7 +249,8 @@ def test_following_ends_with_the_last_run(
 
 def test_squeue_and_sacct_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, str | None] = {
-        "squeue": "bench-x-0|7|0|RUNNING\nbench-x-0|7|12|PENDING\no|9|N/A|FAILED\na|b|8|N/A|FAILED\n",
+        "squeue": "bench-x-0|7|0|RUNNING\nbench-x-0|7|12|PENDING\no|9|N/A|FAILED\n"
+        "a|b|8|N/A|FAILED\n",
         "sacct": "7_0|CANCELLED by 1000\n7_1|OUT_OF_MEMORY\n8|\n",
         "scontrol": "Configuration data\nClusterName             = dev\nMaxArraySize = 30\n",
     }
