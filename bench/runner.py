@@ -6,7 +6,6 @@ record keeps only what the method's tier may know of validation.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import shlex
 import time
@@ -263,6 +262,4 @@ def save_run(
     model = dict(fitted.module.state_dict()) if options.keep_models and not trial else None
     store.write(record, history_table(history), None if trial else predictions, partition, model)
     store.delete_checkpoints(job.run_id)
-    with contextlib.suppress(OSError):  # the run is stored: what is left over is no failure
-        (store.audits / f"{job.run_id}.jsonl").unlink()
     return record

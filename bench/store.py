@@ -10,6 +10,7 @@ launches/                what was submitted to a cluster
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -32,7 +33,7 @@ from datasets.files import (
     storage_errors,
     with_checksum,
 )
-from datasets.lock import Lock
+from datasets.lock import Lock, LockBusy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,10 +86,7 @@ class Store:
 
     def record_mtime(self, run_id: str) -> float:
         """Return when a run's record was written; 0 if it has none."""
-        try:
-            return (self.runs / run_id / "record.json").stat().st_mtime
-        except FileNotFoundError:
-            return 0.0
+        return _mtime(self.runs / run_id / "record.json")
 
     def check_writable(self) -> None:
         """Fail before any work is done if results could not be kept."""
@@ -98,8 +96,27 @@ class Store:
             probe = self.work / f".probe-{uuid.uuid4().hex[:8]}"
             probe.write_text("writable")
             probe.unlink()
-            remove_stale_temporaries(self.runs)
-            remove_stale_temporaries(self.stages)
+            self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Remove what killed processes left of runs and stages that no process works at."""
+        remove_stale_temporaries(self.runs, lambda run_id: self.lock(run_id).held())
+        remove_stale_temporaries(self.stages, lambda stage: self._stage_lock(stage).held())
+        begun = [path.name for path in self.work.iterdir() if path.is_dir()]
+        audited = [path.stem for path in self.audits.glob("*.jsonl")]
+        for run_id in {*begun, *audited} & {*self.run_ids()}:
+            record, progress = self.record(run_id), self.work / run_id / "progress.json"
+            # What is newer than its record belongs to a run that is being made again.
+            if record is not None and record.done and _mtime(progress) <= self.record_mtime(run_id):
+                with contextlib.suppress(LockBusy), self.lock(run_id).hold(wait=False):
+                    self.delete_checkpoints(run_id)
+        for work in self.stages.glob("*.work"):
+            if _mtime(work) <= _mtime(work.with_suffix("") / "stage.json"):
+                with contextlib.suppress(LockBusy), self._stage_lock(work.stem).hold(wait=False):
+                    shutil.rmtree(work, ignore_errors=True)
+
+    def _stage_lock(self, name: str) -> Lock:
+        return Lock(self.stages / f"{name}.lock")
 
     def lock(self, run_id: str) -> Lock:
         """Return the lock that the process which executes a run holds."""
@@ -272,7 +289,9 @@ class Store:
         return failed
 
     def delete_checkpoints(self, run_id: str) -> None:
-        """Delete the checkpoints of a finished run."""
+        """Delete the checkpoints of a finished run, and what the audit saw of it."""
+        with contextlib.suppress(OSError):  # the run is stored: what is left over is no failure
+            (self.audits / f"{run_id}.jsonl").unlink()
         shutil.rmtree(self.work / run_id, ignore_errors=True)
 
     def has_progress(self, run_id: str) -> bool:
@@ -314,6 +333,14 @@ def _check_parquet(path: Path) -> None:
             source.seek(max(0, ends[1] - len(PARQUET)))
             if ends[0] != PARQUET or source.read() != PARQUET:
                 raise Damaged(f"{path.name} is damaged: it has {ends[1]} bytes and is no table")
+
+
+def _mtime(path: Path) -> float:
+    """Return when a file was changed last; 0 if there is none."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def write_samples(table: pd.DataFrame, path: Path) -> None:

@@ -9,9 +9,8 @@ import json
 import math
 import os
 import shutil
-import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,16 +128,19 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def remove_stale_temporaries(folder: Path, older_than: float = 3600.0) -> None:
-    """Remove what killed writers left, and put back a folder that was only half replaced."""
-    for left in folder.glob(".*.old"):
-        path = left.with_name(left.name[1:].rsplit(".", 2)[0])
-        if not path.exists():
-            with contextlib.suppress(OSError):
-                os.replace(left, path)
+def remove_stale_temporaries(folder: Path, in_use: Callable[[str], bool]) -> None:
+    """Remove what killed writers left, and put back a folder that was only half replaced.
+
+    What `in_use` says of a name (that a process may be writing it just now) is left alone.
+    """
     for left in (*folder.glob(".*.old"), *folder.glob(".*.part")):
+        path = left.with_name(left.name[1:].rsplit(".", 2)[0])
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > older_than:
+            if in_use(path.name):
+                continue
+            if left.suffix == ".old" and not path.exists():
+                os.replace(left, path)
+            else:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 

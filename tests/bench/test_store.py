@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -7,6 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from datasets.files import (
     read_lines,
     to_json,
 )
+from datasets.lock import Lock
 
 RUN = "erm-cmnist-s0-0123456789"
 KNOWN = RECORD_KEYS
@@ -254,7 +257,7 @@ def test_what_a_record_does_not_know_survives(
     assert json.loads(to_json(read.to_json())) == json.loads(to_json(record.to_json()))
 
 
-def test_tidy_puts_a_half_replaced_run_back_and_drops_old_drafts(tmp_path: Path) -> None:
+def test_tidy_puts_a_half_replaced_run_back_and_drops_drafts_of_the_dead(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.check_writable()
     # As a writer leaves it that was killed between its two renames.
@@ -262,14 +265,45 @@ def test_tidy_puts_a_half_replaced_run_back_and_drops_old_drafts(tmp_path: Path)
     old.mkdir()
     whole = named(a_record(), "erm-umnist-s0-0123456789").to_json()
     (old / "record.json").write_text(to_json(whole))
-    abandoned, fresh = store.runs / ".a.11111111.part", store.runs / ".b.22222222.part"
-    abandoned.mkdir()
-    fresh.mkdir()
-    os.utime(abandoned, (0, 0))
-    store.check_writable()
+    drafts = {name: store.runs / f".{name}.11111111.part" for name in ("abandoned", "written")}
+    stages = {name: store.stages / f".{name}.11111111.part" for name in drafts}
+    for folder in (*drafts.values(), *stages.values()):
+        folder.mkdir()
+    with (
+        store.lock("written").hold(wait=False),
+        Lock(store.stages / "written.lock").hold(wait=False),
+    ):
+        store.check_writable()
     assert store.status_of("erm-umnist-s0-0123456789").status == "done"
-    assert not abandoned.exists()
-    assert fresh.exists()
+    assert not drafts["abandoned"].exists() and not stages["abandoned"].exists()
+    assert drafts["written"].exists() and stages["written"].exists()
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "made again", "locked"])
+def test_checkpoints_that_a_killed_worker_left_of_a_finished_run_are_dropped(
+    tmp_path: Path, state: str
+) -> None:
+    """As it leaves them when it dies right after it has stored the run; all others stay."""
+    store = Store(tmp_path)
+    store.check_writable()
+    audit, work, stage = store.audits / f"{RUN}.jsonl", store.work / RUN, store.stages / "erm-1"
+    for file in (audit, work / "progress.json", work / "a.checkpoint", stage / "stage.json"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    half = store.stages / "erm-1.work"
+    half.mkdir()
+    store.write(named(a_record(status=Status.FAILED if state == "failed" else Status.DONE), RUN))
+    for begun in (work / "progress.json", half):
+        seconds = time.time() + (60 if state == "made again" else -60)
+        os.utime(begun, (seconds, seconds))
+    locks = (store.lock(RUN), Lock(store.stages / "erm-1.lock")) if state == "locked" else ()
+    with contextlib.ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock.hold(wait=False))
+        store.check_writable()
+    kept = state != "done"
+    assert (work.exists(), audit.exists()) == (kept, kept)
+    assert half.exists() is (state in ("made again", "locked"))
 
 
 def test_a_prefix_means_the_run_with_its_presets_settings(tmp_path: Path) -> None:

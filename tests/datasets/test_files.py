@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -78,16 +77,15 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     old, part = tmp_path / ".run.12345678.old", tmp_path / ".other.12345678.part"
-    fresh = tmp_path / ".third.12345678.part"
+    writing = tmp_path / ".third.12345678.part", tmp_path / ".third.12345678.old"
     old.mkdir()
     (old / "record").write_text("kept")
-    for file in (part, fresh):
+    for file in (part, *writing):
         file.write_text("half")
-    long_ago = time.time() - 7200
-    os.utime(part, (long_ago, long_ago))
-    remove_stale_temporaries(tmp_path)
+    remove_stale_temporaries(tmp_path, lambda name: name == "third")
     assert (tmp_path / "run" / "record").read_text() == "kept", "a half replaced folder is back"
-    assert not part.exists() and fresh.exists()
+    assert not part.exists()
+    assert all(file.exists() for file in writing), "nothing is taken from a living writer"
 
 
 def test_numbers_that_are_not_json_become_null() -> None:
