@@ -476,10 +476,9 @@ def tune(
         log: prints a line.
         wanted: settings (they hold in every trial), quick, results, data_root.
     """
-    from bench.tuning import Tuning
-    from bench.tuning import tune as search
+    from bench.tuning import source
 
-    tuning = Tuning(
+    tuning = source.Tuning(
         method=method,
         dataset=dataset,
         data_root=_data_root(wanted.get("data_root")),
@@ -490,7 +489,7 @@ def tune(
         prune=prune,
         overrides=_overrides(wanted.get("settings")),
     )
-    return search(tuning, workers=workers, log=log)
+    return source.tune(tuning, workers=workers, log=log)
 
 
 def report(

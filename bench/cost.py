@@ -105,13 +105,8 @@ def minutes_together(runs: Iterable[tuple[Record, pd.DataFrame | None]]) -> floa
     return seconds / 60
 
 
-def timings(store: Store, jobs: Iterable[Job]) -> list[Timing]:
-    """Return what the finished ones among the jobs cost."""
-    records = (store.record(job.run_id) for job in jobs)
-    return _timings(store, (record for record in records if record is not None))
-
-
-def _timings(store: Store, records: Iterable[Record]) -> list[Timing]:
+def timings(store: Store, records: Iterable[Record]) -> list[Timing]:
+    """Return what the finished ones among the runs cost."""
     found = [(record, store.history(record.run_id)) for record in records if record.done]
     return [timing_of(record, history) for record, history in found if history is not None]
 
@@ -149,7 +144,7 @@ def mean_costs(store: Store) -> list[MeanCost]:
         if job.preset == "paper" and not (job.overrides or job.quick or job.standin or stacked):
             usual.append(record)
     means = []
-    for (method, dataset), runs in by_cell(_timings(store, usual)).items():
+    for (method, dataset), runs in by_cell(timings(store, usual)).items():
         cpu = [run.cpu_minutes for run in runs if run.cpu_minutes is not None]
         passes = statistics.fmean(run.image_passes for run in runs)
         seconds = 60 * statistics.fmean(run.minutes_standalone for run in runs)

@@ -78,7 +78,7 @@ def _included(campaign: Campaign, datasets: str) -> str:
 def _print(campaign: Campaign, cells: Sequence[CampaignCell], grid: Grid) -> None:
     """Print the campaign's table; development seeds apart, without their test figures."""
     if campaign.name == "timing":
-        _print_times(timings(grid.store, grid.jobs))
+        _print_times(timings(grid.store, grid.records()))
     elif len(campaign.variants) == 1:
         output.print_results(grid.jobs, grid.statuses)
     else:
