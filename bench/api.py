@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
-from bench.cost import ExpectedCost, cost_key, expected_totals, stage_seconds
+from bench.cost import ExpectedCost, expected_totals, stage_seconds
 from bench.job import (
     FIRST_DEVELOPMENT_SEED,
     Job,
@@ -292,13 +292,11 @@ def survey(
     roots = dict.fromkeys((store.root.resolve(), published_folder().resolve()))
     finished = [record for root in roots for record in Store(root).records() if record.done]
     known = stage_seconds(jobs, finished)
-    costs = {job.run_id: known.get(cost_key(job)) for job in jobs}
-    seconds = {run_id: sum(own.values()) for run_id, own in costs.items() if own is not None}
     return replace(
         grid,
         expected=expected_totals(jobs, known),
         remaining=expected_totals(grid.to_run(), known),
-        seconds=seconds,
+        seconds={run_id: sum(stages.values()) for run_id, stages in known.items()},
     )
 
 
