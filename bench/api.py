@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from bench.audit import parse_interval
-from bench.cost import ExpectedCost, cost_key, expected_totals, stage_seconds
+from bench.cost import ExpectedCost, expected_totals, stage_seconds
 from bench.job import (
     FIRST_DEVELOPMENT_SEED,
     Job,
@@ -306,13 +306,11 @@ def survey(
     roots = dict.fromkeys((store.root.resolve(), published_folder().resolve()))
     finished = [record for root in roots for record in Store(root).records() if record.done]
     known = stage_seconds(jobs, finished)
-    costs = {job.run_id: known.get(cost_key(job)) for job in jobs}
-    seconds = {run_id: sum(own.values()) for run_id, own in costs.items() if own is not None}
     return replace(
         grid,
         expected=expected_totals(jobs, known),
         remaining=expected_totals(grid.to_run(), known),
-        seconds=seconds,
+        seconds={run_id: sum(stages.values()) for run_id, stages in known.items()},
     )
 
 
@@ -505,10 +503,9 @@ def tune(
         log: prints a line.
         wanted: settings (they hold in every trial), quick, results, data_root.
     """
-    from bench.tuning import Tuning
-    from bench.tuning import tune as search
+    from bench.tuning import source
 
-    tuning = Tuning(
+    tuning = source.Tuning(
         method=method,
         dataset=dataset,
         data_root=_data_root(wanted.get("data_root")),
@@ -519,7 +516,7 @@ def tune(
         prune=prune,
         overrides=_overrides(wanted.get("settings")),
     )
-    return search(tuning, workers=workers, log=log)
+    return source.tune(tuning, workers=workers, log=log)
 
 
 def report(

@@ -31,32 +31,23 @@ if TYPE_CHECKING:
 
 OTHER_EPOCHS_NEEDED = 2  # besides the first
 
-CostKey = tuple[str, str, bool]
-"""Method, dataset, quick: which finished runs show what a job costs."""
-
 StageSeconds = Mapping[str, float]
 """By a stage's name, what it takes in a run that makes it."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What one run cost: minutes without warm-up, and all but the marginal ones stand-alone.
-
-    Attributes:
-        hardware: the kind of machine; times of two kinds do not compare.
-        cpu_minutes: none if the record does not have them.
-        energy_kwh: of the fit, where it was measured.
-    """
+    """What one run cost: minutes without warm-up, and all but the marginal ones stand-alone."""
 
     method: str
     dataset: str
-    hardware: str
+    hardware: str  # the kind of machine; times of two kinds do not compare
     minutes_standalone: float
     minutes_marginal: float
-    cpu_minutes: float | None
+    cpu_minutes: float | None  # none if the record does not have them
     image_passes: int
     peak_memory_gb: float
-    energy_kwh: float | None
+    energy_kwh: float | None  # of the fit, where it was measured
 
 
 def warm_up_seconds(history: pd.DataFrame, stages: Collection[str] | None = None) -> float:
@@ -105,13 +96,8 @@ def minutes_together(runs: Iterable[tuple[Record, pd.DataFrame | None]]) -> floa
     return seconds / 60
 
 
-def timings(store: Store, jobs: Iterable[Job]) -> list[Timing]:
-    """Return what the finished ones among the jobs cost."""
-    records = (store.record(job.run_id) for job in jobs)
-    return _timings(store, (record for record in records if record is not None))
-
-
-def _timings(store: Store, records: Iterable[Record]) -> list[Timing]:
+def timings(store: Store, records: Iterable[Record]) -> list[Timing]:
+    """Return what the finished ones among the runs cost."""
     found = [(record, store.history(record.run_id)) for record in records if record.done]
     return [timing_of(record, history) for record, history in found if history is not None]
 
@@ -149,7 +135,7 @@ def mean_costs(store: Store) -> list[MeanCost]:
         if job.preset == "paper" and not (job.overrides or job.quick or job.standin or stacked):
             usual.append(record)
     means = []
-    for (method, dataset), runs in by_cell(_timings(store, usual)).items():
+    for (method, dataset), runs in by_cell(timings(store, usual)).items():
         cpu = [run.cpu_minutes for run in runs if run.cpu_minutes is not None]
         passes = statistics.fmean(run.image_passes for run in runs)
         seconds = 60 * statistics.fmean(run.minutes_standalone for run in runs)
@@ -170,27 +156,26 @@ class ExpectedCost:
     unknown: int
 
 
-def cost_key(job: Job) -> CostKey:
-    """Return which finished runs show what a job costs."""
-    return job.method, job.dataset, job.quick
+def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, StageSeconds]:
+    """Return, by run id, the mean seconds of the stages of finished runs like it.
 
-
-def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[CostKey, StageSeconds]:
-    """Return the mean seconds of the stages of finished runs of the same methods and datasets."""
-    wanted = {cost_key(job) for job in jobs}
-    summed: dict[CostKey, dict[str, float]] = {}
-    runs: Counter[CostKey] = Counter()
+    Those are the runs of the same method and dataset that are as quick.
+    """
+    summed: dict[tuple[str, str, bool], dict[str, float]] = {}
+    runs: Counter[tuple[str, str, bool]] = Counter()
     for record in records:
-        key = cost_key(record.job)
-        if key in wanted and record.done and not record.details.get("stack"):
+        if record.done and not record.details.get("stack"):
+            key = record.job.method, record.job.dataset, record.job.quick
             runs[key] += 1
             own = summed.setdefault(key, {})
             for stage in record.cost.stages:
                 own[stage.name] = own.get(stage.name, 0.0) + stage.seconds_standalone
-    return {key: {name: s / runs[key] for name, s in own.items()} for key, own in summed.items()}
+    means = {key: {name: s / runs[key] for name, s in own.items()} for key, own in summed.items()}
+    keys = {job.run_id: (job.method, job.dataset, job.quick) for job in jobs}
+    return {run_id: means[key] for run_id, key in keys.items() if key in means}
 
 
-def expected_totals(jobs: Sequence[Job], known: Mapping[CostKey, StageSeconds]) -> ExpectedCost:
+def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> ExpectedCost:
     """Return what jobs cost; where they disagree on a shared stage, its mean counts."""
     from bench.context import stage_address
     from methods.base import get_method
@@ -198,7 +183,7 @@ def expected_totals(jobs: Sequence[Job], known: Mapping[CostKey, StageSeconds]) 
     standalone, unknown = 0.0, 0
     shared: dict[str, list[float]] = {}
     for job in jobs:
-        stages = known.get(cost_key(job))
+        stages = known.get(job.run_id)
         if stages is None:
             unknown += 1
             continue

@@ -78,7 +78,7 @@ def _included(campaign: Campaign, datasets: str) -> str:
 def _print(campaign: Campaign, cells: Sequence[CampaignCell], grid: Grid) -> None:
     """Print the campaign's table; development seeds apart, without their test figures."""
     if campaign.name == "timing":
-        _print_times(timings(grid.store, grid.jobs))
+        _print_times(timings(grid.store, grid.records()))
     elif len(campaign.variants) == 1:
         output.print_results(grid.jobs, grid.statuses)
     else:
@@ -90,8 +90,7 @@ def _print(campaign: Campaign, cells: Sequence[CampaignCell], grid: Grid) -> Non
 def _print_variants(campaign: Campaign, cells: Sequence[CampaignCell], grid: Grid) -> None:
     rows = []
     for cell in cells:
-        own = [job for job in cell.jobs if shown_split(job.seed) == "test"]
-        if not own:
+        if not (own := [job for job in cell.jobs if shown_split(job.seed) == "test"]):
             continue
         found = [grid.statuses[job.run_id].record for job in own]
         done = [record for record in found if record is not None and record.done]

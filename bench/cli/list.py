@@ -66,9 +66,13 @@ def dataset_rows(root: Path) -> list[dict[str, Any]]:
             group_counts = count_groups(labels, len(facts.groups))
         rows.append(
             {
-                **{"name": name, "title": dataset.title, "protocol": facts.protocol},
-                **{"metric": facts.metric, "groups": facts.groups},
-                **{"counts": counts, "group_counts": group_counts},
+                "name": name,
+                "title": dataset.title,
+                "protocol": facts.protocol,
+                "metric": facts.metric,
+                "groups": facts.groups,
+                "counts": counts,
+                "group_counts": group_counts,
                 "on_disk": found is not None,
                 "standin": found is not None and found.standin,
                 "folder": str(found.folder) if found is not None else "",

@@ -166,9 +166,8 @@ def submitted_runs(store: Store) -> dict[str, SubmittedRun]:
 
     A run whose task is gone without a record gets a failed one here, which says how it ended.
     """
-    launches = list(open_launches(store))
     found: dict[str, SubmittedRun] = {}
-    for launch, states in _with_states(launches) if launches else ():
+    for launch, states in _with_states([*open_launches(store)]):
         unfinished = dict(unfinished_runs(launch, store, states))
         if any(not run.active for run in unfinished.values()):
             marked = mark_lost(launch, store)
@@ -184,7 +183,7 @@ def _with_states(launches: Sequence[Launch]) -> Iterator[tuple[Launch, States | 
 
     SLURM is asked before anything else is read: a task that has ended has written by then.
     """
-    states = scheduler.task_states()
+    states = scheduler.task_states() if launches else None
     cluster = scheduler.find_cluster() if states is not None else None
     user = getpass.getuser()
     for launch in launches:
@@ -343,7 +342,7 @@ def study_workers(
     folders = sorted(path for path in (results / "studies").glob("*") if path.is_dir())
     launches = [launch for folder in folders for launch in open_launches(Store(folder))]
     found = []
-    for launch, states in _with_states(launches) if launches else ():
+    for launch, states in _with_states(launches):
         finished = count_finished(launch.folder.parents[1])
         workers = _workers_of(launch, finished, states, submitting=submitting)
         never_sent = not workers.array and not workers.active

@@ -74,7 +74,7 @@ class ArrayTask:
     workers: int
     retries: int = 0
     lock: Path | None = None  # held while it runs, where others want to know that
-    on_complete: Callable[[], None] | None = None  # called when no job is left
+    on_complete: Callable[[], object] | None = None  # called when no job is left
 
     def __call__(self) -> list[str]:
         """Run what is not done yet, and return how it ended; records go to the store."""
@@ -248,7 +248,7 @@ def submit_workers(
     log: Log,
     *,
     count_finished: Callable[[Path], int],
-    on_complete: Callable[[], None] | None = None,
+    on_complete: Callable[[], object] | None = None,
 ) -> str:
     """Submit workers of a study until it has as many as that; return SLURM's number of the array.
 

@@ -64,13 +64,9 @@ def pipeline(transform: ours.Transform, side: int, *, of_tensors: bool) -> Calla
 
 @dataclass(frozen=True)
 class PerSample(Dataset[tuple[Tensor, Tensor]]):
-    """Images as the authors keep them, read and transformed one by one.
+    """Images as the authors keep them, read and transformed one by one."""
 
-    Attributes:
-        stored: by image a JPEG file, grey bytes or float colours.
-    """
-
-    stored: Sequence[bytes] | Tensor
+    stored: Sequence[bytes] | Tensor  # by image a JPEG file, grey bytes or float colours
     y: Tensor
     transform: ours.Transform
     side: int

@@ -49,36 +49,23 @@ Arm = Callable[[], Samples]
 
 @dataclass(frozen=True)
 class Case:
-    """Arms that do the same work in different ways.
-
-    Attributes:
-        build: makes the arms; only called when the case is measured, for they hold data and
-            workers.
-        max_repeats: turns that are enough, where one takes long.
-    """
+    """Arms that do the same work in different ways."""
 
     name: str
-    build: Callable[[], Sequence[Arm]]
-    max_repeats: int = 1000
+    build: Callable[[], Sequence[Arm]]  # called when it is measured: arms hold data and workers
+    max_repeats: int = 1000  # turns that are enough, where one takes long
 
 
 @dataclass(frozen=True)
 class Row:
-    """One arm of one case over all turns.
-
-    Attributes:
-        images_per_cpu_second, images_per_second: medians.
-        spread: distance of the quartiles of images per CPU-second, as a share of the median.
-        ratio: median over the turns of this arm's images per CPU-second against the eager limit's
-            in the same turn.
-    """
+    """One arm of one case over all turns."""
 
     case: str
     arm: str
-    images_per_cpu_second: float
-    images_per_second: float
-    spread: float
-    ratio: float
+    images_per_cpu_second: float  # the median
+    images_per_second: float  # the median
+    spread: float  # distance of the quartiles of the former, as a share of the median
+    ratio: float  # the former against the eager limit's in the same turn; the median over turns
 
 
 COLUMNS = (*(own.name for own in fields(Row)), "commit")

@@ -48,20 +48,13 @@ PHASES = {"NCT phase 1": "nct-2-1", "NCT phase 2": "nct-2-2"}
 
 @dataclass(frozen=True)
 class Effort:
-    """How many images there are, and how many each turn goes through.
+    """How many images there are, and how many each turn goes through."""
 
-    Attributes:
-        split: images to draw from; enough that they do not all stay in the processor's caches.
-        trained, evaluated: images of one turn.
-        grown: images of an epoch of a tree, whose turn is a whole fit.
-        max_repeats, max_tree_repeats: turns that are enough.
-    """
-
-    split: int
-    trained: int
-    evaluated: int
-    grown: int
-    max_repeats: int = 1000
+    split: int  # to draw from; enough that they do not all stay in the processor's caches
+    trained: int  # in one turn
+    evaluated: int  # in one turn
+    grown: int  # in an epoch of a tree, whose turn is a whole fit
+    max_repeats: int = 1000  # turns that are enough
     max_tree_repeats: int = 1000
 
 

@@ -372,14 +372,9 @@ def submit(tuning: Tuning, *, workers: int = 1, profile: Profile, log: Log) -> b
         profile=profile,
         log=log,
         count_finished=count_finished,
-        on_complete=partial(_finish_in_task, tuning),
+        on_complete=partial(finish_study, tuning),  # every task writes the same
     )
     return True
-
-
-def _finish_in_task(tuning: Tuning) -> None:
-    """Write what a complete study leaves; every task writes the same."""
-    finish_study(tuning)
 
 
 def _missing_trials(tuning: Tuning, workers: int, log: Log) -> int:

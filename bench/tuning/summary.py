@@ -189,13 +189,8 @@ def _plot(summary: Summary, path: Path) -> None:
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.scatter(numbers, values, s=18, color="tab:blue", label="trial")
-    axes.step(
-        numbers,
-        list(accumulate(values, max)),
-        where="post",
-        color="tab:orange",
-        label="best so far",
-    )
+    best = list(accumulate(values, max))
+    axes.step(numbers, best, where="post", color="tab:orange", label="best so far")
     axes.axvspan(-0.5, WARM_UP - 0.5, color="0.93", zorder=0, label="random warm-up")
     axes.set(title=summary.study, xlabel="trial", ylabel=summary.objective or "objective")
     axes.set_xlim(-0.5, max([*numbers, 1]) + 0.5)

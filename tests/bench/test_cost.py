@@ -20,7 +20,7 @@ from bench.cost import (
     warm_up_seconds,
 )
 from bench.job import NO_DATA, Job, Request, expand
-from bench.record import Cost, Record, StageCost
+from bench.record import Cost, Record, StageCost, Status
 from bench.store import Store
 
 METHODS = ("erm", "dfr", "exmap", "nct")
@@ -81,10 +81,11 @@ def test_processor_time_of_older_records_is_not_made_up() -> None:
     assert timing_of(made, epochs("jtt", [1.0])).cpu_minutes is None
 
 
-def test_timings_are_of_finished_jobs(tmp_path: Path) -> None:
+def test_timings_are_of_finished_runs(tmp_path: Path) -> None:
     store, (first, second) = Store(tmp_path), jobs("jtt", "umnist", 2)
-    store.write(record(first, 90.0), epochs("jtt", [1.0]))  # the other job has not been run
-    (cost,) = timings(store, [first, second])
+    done = record(first, 90.0)
+    store.write(done, epochs("jtt", [1.0]))
+    (cost,) = timings(store, [done, replace(record(second, 90.0), status=Status.RUNNING)])
     assert (cost.method, cost.minutes_standalone) == ("jtt", 1.5)
     assert list(by_cell([cost])) == [("jtt", "umnist")]
 

@@ -249,8 +249,7 @@ def test_following_ends_with_the_last_run(
 
 def test_squeue_and_sacct_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, str | None] = {
-        "squeue": "bench-x-0|7|0|RUNNING\nbench-x-0|7|12|PENDING\no|9|N/A|FAILED\n"
-        "a|b|8|N/A|FAILED\n",
+        "squeue": "x-0|7|0|RUNNING\nx-0|7|12|PENDING\no|9|N/A|FAILED\na|b|8|N/A|FAILED\n",
         "sacct": "7_0|CANCELLED by 1000\n7_1|OUT_OF_MEMORY\n8|\n",
         "scontrol": "Configuration data\nClusterName             = dev\nMaxArraySize = 30\n",
     }
@@ -261,8 +260,8 @@ def test_squeue_and_sacct_are_understood(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(scheduler, "_ask", ask)
     found = scheduler.task_states()
     assert found is not None
-    assert found["bench-x-0", 0] == TaskState("7_0", "RUNNING")
-    assert found["bench-x-0", 12].state in scheduler.WAITING
+    assert found["x-0", 0] == TaskState("7_0", "RUNNING")
+    assert found["x-0", 12].state in scheduler.WAITING
     assert found["o", 0].job == "9" and found["o", 0].over
     assert found["a|b", 0].job == "8"
     assert scheduler.past_states(["7_0", "7_1", "8"]) == {

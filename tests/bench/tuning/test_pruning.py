@@ -15,8 +15,13 @@ from optuna.trial import Trial
 
 from bench.job import Request, expand
 from bench.store import Store
-from bench.tuning import Tuning, tune
-from bench.tuning.source import LONGEST_PHASE, comparable_rules, reason_to_prune
+from bench.tuning.source import (
+    LONGEST_PHASE,
+    Tuning,
+    comparable_rules,
+    reason_to_prune,
+    tune,
+)
 from bench.tuning.study import Study
 from datasets.errors import UsageError
 from methods.base import get_method

@@ -26,8 +26,7 @@ from bench.record import (
     failed_record,
     new_record,
 )
-from bench.tuning import Tuning, submit
-from bench.tuning.source import MAX_WORKER_DEATHS, StudySource
+from bench.tuning.source import MAX_WORKER_DEATHS, StudySource, Tuning, submit
 from bench.tuning.study import MAX_FAILURES, StudyFailing
 from datasets.errors import BenchError
 from methods.base import get_method

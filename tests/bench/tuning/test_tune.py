@@ -17,8 +17,7 @@ import pytest
 from bench.cli.parser import DEVELOPMENT_SEED
 from bench.job import FIRST_DEVELOPMENT_SEED, Request, expand
 from bench.store import Store
-from bench.tuning import Tuning
-from bench.tuning.source import drawn_overrides
+from bench.tuning.source import Tuning, drawn_overrides
 from bench.tuning.study import Study, count_finished
 from bench.tuning.summary import run_command
 from datasets.config import as_plain
