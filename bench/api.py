@@ -519,7 +519,7 @@ def report(
         data_root=_data_root(data_root),
         reference=paper.reference(),
     )
-    return reporting.build(Path(out), given, paper.TABLES, paper.FIGURES).page
+    return reporting.build(Path(out), given, paper.TABLES, paper.FIGURES)
 
 
 def load_results(source: Path | str = "published") -> pd.DataFrame:

@@ -135,13 +135,13 @@ def training_time(given: ReportInput) -> Table:
         covered = method in reference.methods
         rows += paired_rows(
             (names.method_title(method),),
-            [_measured(given.runs, key) for key in keys],
+            {"measured": [_measured(given.runs, key) for key in keys]},
             [reference_cell(reference, key, "not in the paper") for key in keys if covered],
             method,
         )
     sums = [_together(given.runs, methods, name) for name in datasets]
     for way, title in TOGETHER.items():
-        rows += paired_rows((title,), [both[way] for both in sums], [], ALL)
+        rows += paired_rows((title,), {"measured": [both[way] for both in sums]}, [], ALL)
     return Table(
         label=TRAINING_TIME,
         title="Training time",

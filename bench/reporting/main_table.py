@@ -120,7 +120,7 @@ def main_results(given: ReportInput) -> Table:
         stranger = " (not in the paper)" if reference and not covered else ""
         rows += paired_rows(
             (names.method_title(tier.method) + stranger, *tier.marks),
-            [measured_cell(given.runs, key) for key in keys],
+            {"measured": [measured_cell(given.runs, key) for key in keys]},
             [reference_cell(reference, key) for key in keys] if covered else [],
             tier.section,
         )
@@ -215,6 +215,10 @@ def _best_by_tier(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(marked)
 
 
+apart_table = partial(Table, in_paper=False, appendix=True)
+"""A table of runs that no other table may show."""
+
+
 def smoke_runs(given: ReportInput) -> Table:
     """Average stand-in and quick runs, by method, dataset and data; labelled as what they are."""
     by_kind = grouped(
@@ -230,7 +234,7 @@ def smoke_runs(given: ReportInput) -> Table:
             cells.append(key.averaged(values) if values else none)
         header = (names.method_title(method), names.dataset_title(dataset), what)
         rows.append(Row(header, tuple(cells), section=dataset))
-    return Table(
+    return apart_table(
         label="smoke_runs",
         title="Stand-in and quick runs",
         caption=(
@@ -241,26 +245,22 @@ def smoke_runs(given: ReportInput) -> Table:
         columns=tuple(map(Column, SMOKE_METRICS.values())),
         rows=tuple(rows),
         notes=() if rows else ("None in this store.",),
-        in_paper=False,
-        appendix=True,
     )
 
 
 def left_out(given: ReportInput) -> Table:
     """Count the runs that no table shows, by method, dataset and reason."""
     runs = given.runs
-    found = [
-        ((run.method, run.dataset, run.reason), run.run_id) for run in runs.of_kind("left out")
-    ]
+    found = [(run.method, run.dataset, run.reason, run.run_id) for run in runs.of_kind("left out")]
     for broken in runs.unreadable:
-        found.append((("", "", f"its record cannot be read: {broken.reason}"), broken.run_id))
+        found.append(("", "", f"its record cannot be read: {broken.reason}", broken.run_id))
     rows = []
-    for (method, dataset, reason), same in sorted(grouped(found, lambda one: one[0]).items()):
-        key, ids = CellKey(method, dataset, "runs", reason), tuple(run_id for _, run_id in same)
+    for (method, dataset, reason), same in sorted(grouped(found, lambda one: one[:3]).items()):
+        key, ids = CellKey(method, dataset, "runs", reason), tuple(one[3] for one in same)
         cell = Cell("measured", key, mean=float(len(ids)), run_ids=ids, digits=0)
         header = (names.method_title(method), names.dataset_title(dataset), reason)
         rows.append(Row(header, (cell,)))
-    return Table(
+    return apart_table(
         label="left_out",
         title="Runs left out",
         caption="Runs in the store that no table above shows, and why.",
@@ -270,6 +270,4 @@ def left_out(given: ReportInput) -> Table:
         uncertainty="none, these are counts of runs",
         selection="none",
         notes=() if rows else ("None in this store.",),
-        in_paper=False,
-        appendix=True,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from bench.reporting.table import Column
+from bench.reporting.table import Column, columns
 from datasets.catalogue import load_datasets
 from datasets.dataset import Dataset
 from methods.base import load_methods
@@ -46,9 +46,8 @@ def dataset_title(name: str, metric: str = "") -> str:
 
 def dataset_columns(names: Iterable[str], *titles: str) -> tuple[Column, ...]:
     """Return a column for each dataset, or the titled ones below the name of each."""
-    if not titles:
-        return tuple(Column(dataset_title(name)) for name in names)
-    return tuple(Column(title, dataset_title(name)) for name in names for title in titles)
+    spelt = list(map(dataset_title, names))
+    return columns(spelt, titles) if titles else tuple(map(Column, spelt))
 
 
 def table_metrics(name: str) -> tuple[str, ...]:
