@@ -218,7 +218,7 @@ def plus_controls(given: ReportInput) -> Table:
     rows = []
     for variant in CONTROLS.variants:
         found = given.runs.variant(CONTROLS.name, variant.name, dataset)
-        own = {name: [run for run in found if run.method == name] for name in CONTROLS.methods}
+        own = {name: [run for run in found if run.job.method == name] for name in CONTROLS.methods}
         means = [_mean(own[m], CellKey(m, dataset, "wga", variant.name)) for m in own]
         gain = CellKey(plus, dataset, "wga", f"{variant.name}; minus {plain}")
         cells = (*means, _difference(own[plus], own[plain], gain))
@@ -260,7 +260,7 @@ def _difference(ours: Sequence[Run], theirs: Sequence[Run], key: CellKey) -> Cel
     note = "one seed" if gain.n == 1 else "the same on every seed"
     if gain.low is not None and gain.high is not None:
         note = f"95%: {gain.low:+.{key.digits}f} to {gain.high:+.{key.digits}f}"
-    run_ids = sorted(run.run_id for run in (*ours, *theirs) if run.seed in seeds)
+    run_ids = sorted(run.run_id for run in (*ours, *theirs) if run.job.seed in seeds)
     return key.difference(gain, note, tuple(run_ids))
 
 
@@ -302,7 +302,7 @@ def calibrated_wga(run: Run) -> float | None:
     table = run.predictions()
     if table is None or "score_0" not in table:
         return None
-    names = [f"score_{c}" for c in range(sum(str(name).startswith("score_") for name in table))]
+    names = [name for name in table if str(name).startswith("score_")]
     val, test = (table[table["split"] == split] for split in ("val", "test"))
     if val.empty or test.empty:
         return None

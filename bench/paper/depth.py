@@ -239,15 +239,10 @@ def _epochs(run: Run) -> pd.DataFrame:
     ranked = "audit_test_auroc_nonpatch" in history
     metric, scale = ("auroc_nonpatch", 100.0) if ranked else ("wga", 1.0)
     rows = history[(history["iteration"] >= 2) & history[f"audit_test_{metric}"].notna()]
-    return pd.DataFrame(
-        {
-            "iteration": rows["iteration"].astype(int),
-            "phase": rows["phase"].astype(int),
-            "proxy": 100 * rows["selection"].astype(float),
-            "val": scale * rows[f"audit_val_{metric}"].astype(float),
-            "test": scale * rows[f"audit_test_{metric}"].astype(float),
-        }
-    ).reset_index(drop=True)
+    percent = {"proxy": 100 * rows["selection"].astype(float)}
+    for split in ("val", "test"):
+        percent[split] = scale * rows[f"audit_{split}_{metric}"].astype(float)
+    return rows[["iteration", "phase"]].astype(int).assign(**percent).reset_index(drop=True)
 
 
 def _trajectory(axes: Any, run: Run, rows: pd.DataFrame, label: str) -> None:
@@ -266,7 +261,7 @@ def _trajectory(axes: Any, run: Run, rows: pd.DataFrame, label: str) -> None:
     axes.text(0.01, 0.03, "iteration 2", transform=axes.transAxes, fontsize=7)
     axes.set(ylim=(-3, 103), xlim=(0.5, len(rows) + 0.5), ylabel="%", xlabel="epoch")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_title(f"{label}, seed {run.seed}")
+    axes.set_title(f"{label}, seed {run.job.seed}")
 
 
 def _cloud(axes: Any, tables: list[pd.DataFrame]) -> None:

@@ -62,11 +62,8 @@ def count_data(root: Path) -> dict[str, DataCounts]:
 def _counts_of(dataset: Dataset, root: Path) -> DataCounts:
     config = dataset.config_type()
     facts, found = dataset.facts(config), dataset.locate(root)
-    if found is None:
-        reason = "the data is not on disk"
-    elif found.standin:
-        reason = "only a stand-in is on disk"
-    else:
+    reason = "the data is not on disk" if found is None else "only a stand-in is on disk"
+    if found is not None and not found.standin:
         try:
             _, _, labels = dataset.check(root, config)
             sizes = {split: len(part) for split, part in labels.items()}

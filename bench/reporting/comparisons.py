@@ -176,7 +176,7 @@ def _together(runs: Collection, methods: list[str], dataset: str) -> dict[str, C
     """Add up the methods, both ways, on each seed that all have: one that some lack costs less."""
     keys = {way: CellKey(ALL, dataset, "minutes", way) for way in TOGETHER}
     found = [runs.published(method, dataset) for method in methods]
-    by_method = [{run.seed: run for run in own} for own in found if own]
+    by_method = [{run.job.seed: run for run in own} for own in found if own]
     seeds = sorted(set.intersection(*map(set, by_method))) if by_method else []
     if not seeds:
         reason = "no seed that every method has" if by_method else "not run"
