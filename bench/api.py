@@ -543,7 +543,7 @@ def report(
         reference=paper.reference(),
     )
     log_unreadable(given.runs.unreadable)
-    return reporting.build(Path(out), given, paper.TABLES, paper.FIGURES).page
+    return reporting.build(Path(out), given, paper.TABLES, paper.FIGURES)
 
 
 def load_results(source: Path | str = "published") -> pd.DataFrame:

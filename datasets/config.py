@@ -54,7 +54,7 @@ def require(condition: bool, message: str) -> None:
 
 def build_config(kind: type[Config], values: Values, prefix: str) -> Config:
     """Make a config from values by field name; `prefix` names it in messages (`erm`, `umnist`)."""
-    known = field_types(kind)
+    known = field_types(typing.cast(Any, kind))
     checked = {}
     for name, value in values.items():
         if name not in known:
@@ -199,7 +199,7 @@ def read_stored(kind: type[Config], values: Values, prefix: str) -> Config:
                 f"{value!r}",
                 "the run stays readable; make it again with the version that stored it",
             )
-    wanted = field_types(kind)
+    wanted = field_types(typing.cast(Any, kind))
     for field in dataclasses.fields(typing.cast(Any, kind)):
         first = _first_name(field)
         if first != field.name and first in known:

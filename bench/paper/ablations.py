@@ -22,7 +22,7 @@ import torch
 
 from bench.paper.campaigns import CAMPAIGNS
 from bench.paper.numbers import paper_by, paper_cell, with_verdict
-from bench.paper.trees import METHOD, Reader, TreeRecord, Trees, tree_table, with_trees
+from bench.paper.trees import METHOD, Reader, TreeRecord, Trees, tree_table
 from bench.reporting.collection import Collection, ReportInput, Run, metric_by_seed, metric_values
 from bench.reporting.main_table import by_method, method_table
 from bench.reporting.names import (
@@ -33,7 +33,7 @@ from bench.reporting.names import (
     method_title,
 )
 from bench.reporting.statistics import compare_pairs
-from bench.reporting.table import Cell, CellKey, Column, Row, Table, mark_best, paired_rows
+from bench.reporting.table import Cell, CellKey, Column, Row, Table, columns, mark_best, paired_rows
 from methods.metrics import worst_group_metric
 from methods.nct.plus import PlusConfig, fit_calibration
 
@@ -81,14 +81,14 @@ TERMINAL_COLUMNS: Mapping[str, Reader] = {
 def abl_minsamples(given: ReportInput) -> Table:
     """Compare merging of sparse nodes with none, at iterations 2 and 3."""
     campaign = CAMPAIGNS["ablation-merging"]
-    columns = [(variant, t) for t in (2, 3) for variant in campaign.variants]
+    settings = [(variant, t) for t in (2, 3) for variant in campaign.variants]
     paper = paper_by("abl_minsamples", "dataset", "iteration", "variant")
     rows: list[Row] = []
     for name in DATASETS:
         measured_cells, paper_cells = [], []
-        for variant, t in columns:
+        for variant, t in settings:
             key = CellKey(METHOD, name, headline(name), f"{variant.name} iteration {t}")
-            trees = Trees(with_trees(given.runs.variant(campaign.name, variant.name, name)))
+            trees = Trees.variant(given.runs, campaign.name, variant.name, name)
             measured_cells.append(trees.cell(key, partial(metric_at, t=t)))
             paper_cells.append(paper_cell(paper[name, str(t), variant.title.lower()], key))
         title = dataset_title(name, headline(name))
@@ -96,12 +96,12 @@ def abl_minsamples(given: ReportInput) -> Table:
             (*mark_best(cells[:2], mark_ties=False), *mark_best(cells[2:], mark_ties=False))
             for cells in (with_verdict(measured_cells, paper_cells), paper_cells)
         )
-        rows += paired_rows((title,), marked, paper_marked, title)
+        rows += paired_rows((title,), {"measured": marked}, paper_marked, title)
     return tree_table(
         label="abl_minsamples",
         title="Sparse-node merging",
         caption="No merging (threshold 0) against the default threshold, at each iteration.",
-        columns=tuple(Column(variant.title, f"Iteration {t}") for variant, t in columns),
+        columns=tuple(Column(variant.title, f"Iteration {t}") for variant, t in settings),
         rows=tuple(rows),
         notes=("Three seeds in both columns, as in the paper.", VERDICTS),
     )
@@ -113,31 +113,29 @@ def _by_variant(
     """Return a table with a column a variant; the paper's file names them by their values."""
     campaign = CAMPAIGNS[name]
     paper = paper_by(campaign.table, "dataset", "variant") if in_paper else {}
-    rows = []
+    rows: list[Row] = []
     for dataset in DATASETS:
         metric = headline(dataset)
         header = dataset_title(dataset, metric)
         keys = [CellKey(METHOD, dataset, metric, variant.name) for variant in campaign.variants]
-        found = [given.runs.variant(name, key.variant, dataset) for key in keys]
-        columns = [Trees(with_trees(runs)) for runs in found]
+        by_column = [Trees.variant(given.runs, name, key.variant, dataset) for key in keys]
         paper_cells = [
             paper_cell(paper[dataset, value], key)
             for variant, key in zip(campaign.variants, keys, strict=True)
             for value in variant.overrides.values()
             if in_paper
         ]
+        measured = {}
         for selector, read in SELECTORS.items():
             cells = [
                 trees.cell(replace(key, variant=f"{key.variant}; {selector}"), read)
-                for trees, key in zip(columns, keys, strict=True)
+                for trees, key in zip(by_column, keys, strict=True)
             ]
             if paper_cells and read is selected_on_test:  # as the paper selects
                 cells = with_verdict(cells, paper_cells)
-            marked = mark_best(cells, mark_ties=False)
-            rows.append(Row((header, f"measured, {selector}"), marked, header, "measured"))
-        if paper_cells:
-            marked = mark_best(paper_cells, mark_ties=False)
-            rows.append(Row((header, "paper"), marked, header, "paper"))
+            measured[f"measured, {selector}"] = mark_best(cells, mark_ties=False)
+        paper_marked = mark_best(paper_cells, mark_ties=False)
+        rows += paired_rows((header,), measured, paper_marked, header)
     return tree_table(
         label=campaign.table,
         title=title,
@@ -203,10 +201,7 @@ def plus_parts(given: ReportInput) -> Table:
             "images instead."
         ),
         row_headers=("Variant",),
-        columns=tuple(
-            Column(title, dataset_title(dataset, headline(dataset)))
-            for title in ("Mean", "Difference")
-        ),
+        columns=columns([dataset_title(dataset, headline(dataset))], ("Mean", "Difference")),
         rows=tuple(rows),
         notes=(
             "Three seeds where a part is changed, as in the paper's sweeps; five of the whole, and "
@@ -223,7 +218,7 @@ def plus_controls(given: ReportInput) -> Table:
     rows = []
     for variant in CONTROLS.variants:
         found = given.runs.variant(CONTROLS.name, variant.name, dataset)
-        own = {name: [run for run in found if run.method == name] for name in CONTROLS.methods}
+        own = {name: [run for run in found if run.job.method == name] for name in CONTROLS.methods}
         means = [_mean(own[m], CellKey(m, dataset, "wga", variant.name)) for m in own]
         gain = CellKey(plus, dataset, "wga", f"{variant.name}; minus {plain}")
         cells = (*means, _difference(own[plus], own[plain], gain))
@@ -265,7 +260,7 @@ def _difference(ours: Sequence[Run], theirs: Sequence[Run], key: CellKey) -> Cel
     note = "one seed" if gain.n == 1 else "the same on every seed"
     if gain.low is not None and gain.high is not None:
         note = f"95%: {gain.low:+.{key.digits}f} to {gain.high:+.{key.digits}f}"
-    run_ids = sorted(run.run_id for run in (*ours, *theirs) if run.seed in seeds)
+    run_ids = sorted(run.run_id for run in (*ours, *theirs) if run.job.seed in seeds)
     return key.difference(gain, note, tuple(run_ids))
 
 
@@ -307,7 +302,7 @@ def calibrated_wga(run: Run) -> float | None:
     table = run.predictions()
     if table is None or "score_0" not in table:
         return None
-    names = [f"score_{c}" for c in range(sum(str(name).startswith("score_") for name in table))]
+    names = [name for name in table if str(name).startswith("score_")]
     val, test = (table[table["split"] == split] for split in ("val", "test"))
     if val.empty or test.empty:
         return None

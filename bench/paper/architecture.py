@@ -19,8 +19,8 @@ def draw_architecture(given: FigureInput) -> Drawn:
     """Draw inference: backbone, heads level by level, argmax over the leaves."""
     found = _simplest(given)
     run, levels = found.run, found.tree.levels
-    config: NctConfig = run.record.job.method_config()
-    backbone = escape_mathtext(run.record.job.backbone().name)
+    config: NctConfig = run.job.method_config()
+    backbone = escape_mathtext(run.job.backbone().name)
     leaves = len(levels[-1].leaves)
     middle = leaves / 2
     figure = plots.new_figure(plots.WIDTH, max(2.2, 0.26 * leaves + 0.6))
@@ -107,7 +107,7 @@ def _simplest(given: FigureInput) -> TreeRun:
     if not found:
         raise SkippedFigure("no finished NCT run to draw")
     grown = [one for one in found if one.tree.chosen_iteration > 1]
-    return min(grown or found, key=lambda one: (len(one.tree.chosen.leaves), one.run.seed))
+    return min(grown or found, key=lambda one: (len(one.tree.chosen.leaves), one.run.job.seed))
 
 
 def _box(

@@ -111,7 +111,7 @@ def _subjects(given: FigureInput) -> list[Subject]:
     """Load the first kept tree of each photo dataset together with its test images."""
     reasons, found = [], []
     for label, trees in grown_trees(given, 2).items():
-        wanted = SHOWN_CLASS.get(trees[0].run.dataset)
+        wanted = SHOWN_CLASS.get(trees[0].run.job.dataset)
         if wanted is not None:
             try:
                 found.append(load_subject(trees, wanted, given.data_root))
@@ -201,7 +201,7 @@ def _show(axes: Any, subject: Subject, index: Tensor, maps: Tensor | None = None
 
 def _notes(subjects: Sequence[Subject]) -> tuple[str, ...]:
     trees = ", ".join(f"{subject.run.run_id} (depth {subject.tree.depth})" for subject in subjects)
-    standin = [dataset_label(subject.run) for subject in subjects if subject.run.record.job.standin]
+    standin = [dataset_label(subject.run) for subject in subjects if subject.run.job.standin]
     synthetic = (f"Synthetic stand-in images, not real photos: {', '.join(standin)}.",)
     return (
         f"Iteration-2 heads of {trees}; {IMAGES_PER_LEAF} images a leaf, drawn with seed {SEED}; "

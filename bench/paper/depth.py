@@ -16,7 +16,7 @@ from bench.reporting import figure as plots
 from bench.reporting.collection import ReportInput, Run
 from bench.reporting.figure import Drawn, FigureInput, SkippedFigure, palette, seeds_text
 from bench.reporting.names import dataset_title, metric_title
-from bench.reporting.table import Cell, CellKey, Column, Row, Table, mark_best, paired_rows
+from bench.reporting.table import Cell, CellKey, Column, Row, Table, columns, mark_best, paired_rows
 
 ITERATIONS = (1, 2, 3)
 TABLE_ROWS = (
@@ -54,7 +54,7 @@ def depth_ablation(given: ReportInput) -> Table:
             list(chain(*zip(mark_best(cells[::2]), mark_best(cells[1::2]), strict=True)))
             for cells in (measured_cells, paper_cells)
         )
-        rows += paired_rows((title,), marked, paper_marked, name)
+        rows += paired_rows((title,), {"measured": marked}, paper_marked, name)
     return tree_table(
         label="depth_ablation",
         title="Impact of depth",
@@ -62,9 +62,7 @@ def depth_ablation(given: ReportInput) -> Table:
             "Worst group and average at each iteration, on the test sets (AUROC for ISIC). Bold: "
             "best iteration of a row."
         ),
-        columns=tuple(
-            Column(title, f"Iteration {t}") for t in ITERATIONS for title in ("WGA", "Avg")
-        ),
+        columns=columns([f"Iteration {t}" for t in ITERATIONS], ("WGA", "Avg")),
         rows=tuple(rows),
     )
 
@@ -76,22 +74,18 @@ def _test_metric(t: int, metric: str) -> Reader:
 def depth_diagnostics(given: ReportInput) -> Table:
     """Compare the validation proxy that the rule reads, in both readings of its groups."""
     paper = paper_by("depth_diagnostics", "dataset", "iteration")
-    rows = []
+    rows: list[Row] = []
     for name in PAPER_DATASETS:
         trees = Trees.published(given.runs, name)
         title = dataset_title(name) + (" (pseudo-AUROC)" if name == "isic" else "")
-        predicted, routed = (
-            {t: CellKey(METHOD, name, proxy, f"iteration {t}") for t in (2, 3)}
-            for proxy in ("pwga2", "pwga2_routed")
-        )
-        for groups, keys in (("predicted leaf", predicted), ("routed label", routed)):
-            cells = tuple(
-                trees.cell(key, of_iteration(t, attrgetter(key.metric)), 3)
-                for t, key in keys.items()
-            )
-            rows.append(Row((title, f"measured, by {groups}"), cells, name, "measured"))
-        cells = tuple(paper_cell(paper[name, str(t)], key, 3) for t, key in predicted.items())
-        rows.append(Row((title, "paper"), cells, name, "paper"))
+        measured, reported = {}, []
+        for proxy, groups in (("pwga2", "predicted leaf"), ("pwga2_routed", "routed label")):
+            keys = {t: CellKey(METHOD, name, proxy, f"iteration {t}") for t in (2, 3)}
+            measured[f"measured, by {groups}"] = [
+                trees.cell(key, of_iteration(t, attrgetter(proxy)), 3) for t, key in keys.items()
+            ]
+            reported += [paper_cell(paper[name, str(t)], key, 3) for t, key in keys.items()]
+        rows += paired_rows((title,), measured, reported[:2], name)  # the paper's is by leaf
     return tree_table(
         label="depth_diagnostics",
         title="Validation proxy by iteration",
@@ -111,12 +105,10 @@ def pwga_corr(given: ReportInput) -> Table:
     for name in PAPER_DATASETS:
         trees = Trees.published(given.runs, name)
         test, val = (CellKey(METHOD, name, side) for side in ("spearman_test", "spearman_val"))
-        rows += paired_rows(
-            (dataset_title(name),),
-            [trees.cell(key, attrgetter(key.metric), 2, "not recorded") for key in (test, val)],
-            [paper_cell(paper[name,], test, 2), val.empty("not in the paper's table", "paper")],
-            name,
-        )
+        own = [trees.cell(key, attrgetter(key.metric), 2, "not recorded") for key in (test, val)]
+        none = val.empty("not in the paper's table", "paper")
+        reported = [paper_cell(paper[name,], test, 2), none]
+        rows += paired_rows((dataset_title(name),), {"measured": own}, reported, name)
     return tree_table(
         label="pwga_corr",
         title="Quality of the proxy",
@@ -133,25 +125,22 @@ def pwga_corr(given: ReportInput) -> Table:
 def depth_choice(given: ReportInput) -> Table:
     """Count the seeds for which the rule chose each iteration."""
     paper = paper_by("depth_choice", "dataset", "iteration")
-    rows = []
+    rows: list[Row] = []
     for name in PAPER_DATASETS:
         trees, header = Trees.published(given.runs, name), dataset_title(name)
         ids = tuple(one.run.run_id for one in trees.runs)
-        rule, highest = (
-            {t: CellKey(METHOD, name, choice, f"iteration {t}") for t in ITERATIONS}
-            for choice in ("chosen_iteration", "argmax_iteration")
-        )
-        for word, keys in (("rule", rule), ("highest", highest)):
+        measured, reported = {}, []
+        for choice, word in (("chosen_iteration", "rule"), ("argmax_iteration", "highest")):
             cells = []
-            for t, key in keys.items():
-                count = float(sum(getattr(one.tree, key.metric) == t for one in trees.runs))
+            for t in ITERATIONS:
+                key = CellKey(METHOD, name, choice, f"iteration {t}")
+                count = float(sum(getattr(one.tree, choice) == t for one in trees.runs))
                 cell = Cell("measured", key, mean=count, digits=0, run_ids=ids)
                 cells.append(cell if ids else key.empty(trees.absence))
-            rows.append(Row((header, f"measured, {word}"), tuple(cells), name, "measured"))
-        known = {t: paper.get((name, str(t)), {"seeds": "0"}) for t in ITERATIONS}
-        counts = {t: float(row["seeds"]) for t, row in known.items()}
-        reported = tuple(Cell("paper", rule[t], mean=n, digits=0) for t, n in counts.items())
-        rows.append(Row((header, "paper"), reported, name, "paper"))
+                seeds = float(paper.get((name, str(t)), {"seeds": "0"})["seeds"])
+                reported.append(Cell("paper", key, mean=seeds, digits=0))
+            measured[f"measured, {word}"] = cells
+        rows += paired_rows((header,), measured, reported[: len(ITERATIONS)], name)  # by its rule
     return tree_table(
         label="depth_choice",
         title="Depth chosen",
@@ -250,15 +239,10 @@ def _epochs(run: Run) -> pd.DataFrame:
     ranked = "audit_test_auroc_nonpatch" in history
     metric, scale = ("auroc_nonpatch", 100.0) if ranked else ("wga", 1.0)
     rows = history[(history["iteration"] >= 2) & history[f"audit_test_{metric}"].notna()]
-    return pd.DataFrame(
-        {
-            "iteration": rows["iteration"].astype(int),
-            "phase": rows["phase"].astype(int),
-            "proxy": 100 * rows["selection"].astype(float),
-            "val": scale * rows[f"audit_val_{metric}"].astype(float),
-            "test": scale * rows[f"audit_test_{metric}"].astype(float),
-        }
-    ).reset_index(drop=True)
+    percent = {"proxy": 100 * rows["selection"].astype(float)}
+    for split in ("val", "test"):
+        percent[split] = scale * rows[f"audit_{split}_{metric}"].astype(float)
+    return rows[["iteration", "phase"]].astype(int).assign(**percent).reset_index(drop=True)
 
 
 def _trajectory(axes: Any, run: Run, rows: pd.DataFrame, label: str) -> None:
@@ -277,7 +261,7 @@ def _trajectory(axes: Any, run: Run, rows: pd.DataFrame, label: str) -> None:
     axes.text(0.01, 0.03, "iteration 2", transform=axes.transAxes, fontsize=7)
     axes.set(ylim=(-3, 103), xlim=(0.5, len(rows) + 0.5), ylabel="%", xlabel="epoch")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_title(f"{label}, seed {run.seed}")
+    axes.set_title(f"{label}, seed {run.job.seed}")
 
 
 def _cloud(axes: Any, tables: list[pd.DataFrame]) -> None:

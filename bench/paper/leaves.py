@@ -26,7 +26,7 @@ from bench.reporting import figure as plots
 from bench.reporting.collection import ReportInput, grouped
 from bench.reporting.figure import Drawn, FigureInput, FigureSpec, SkippedFigure, escape_mathtext
 from bench.reporting.names import dataset_title
-from bench.reporting.table import Cell, CellKey, Column, Row, Table, paired_rows
+from bench.reporting.table import Cell, CellKey, Column, Row, Table, columns, paired_rows
 from datasets.base import Facts
 from datasets.catalogue import get_dataset
 
@@ -114,7 +114,7 @@ def _by_head(given: ReportInput, label: str, quantity: str, title: str, caption:
             )
             own.append(replace(means, std=spreads.mean))
             theirs.append(paper_cell(paper[name, str(t), str(head)], key, 2))
-        rows += paired_rows((dataset_title(name),), own, theirs, name)
+        rows += paired_rows((dataset_title(name),), {"measured": own}, theirs, name)
     return tree_table(
         label=label,
         title=title,
@@ -172,9 +172,7 @@ def cmnist_calibration(given: ReportInput) -> Table:
         title="Calibration of CMNIST's heads",
         caption="The 5 heads of iteration 1 and the 10 of iteration 2, in the paper's figures.",
         row_headers=("Over the heads",),
-        columns=tuple(
-            Column(source, f"Iteration {t}") for t in (1, 2) for source in ("Measured", "Paper")
-        ),
+        columns=columns(("Iteration 1", "Iteration 2"), ("Measured", "Paper")),
         rows=tuple(rows),
         notes=("The paper gives these in its text, without a spread.",),
         in_paper=False,

@@ -18,7 +18,7 @@ import torch
 from bench.paper.numbers import PAPER_DATASETS, paper_by, paper_rows
 from bench.paper.trees import METHOD
 from bench.reporting.collection import ReportInput, grouped
-from bench.reporting.names import dataset_title
+from bench.reporting.names import dataset_columns, dataset_title
 from bench.reporting.table import Cell, CellKey, Column, Row, Table, paired_rows
 from datasets import transforms
 from datasets.base import SPLITS, Facts
@@ -62,11 +62,8 @@ def count_data(root: Path) -> dict[str, DataCounts]:
 def _counts_of(dataset: Dataset, root: Path) -> DataCounts:
     config = dataset.config_type()
     facts, found = dataset.facts(config), dataset.locate(root)
-    if found is None:
-        reason = "the data is not on disk"
-    elif found.standin:
-        reason = "only a stand-in is on disk"
-    else:
+    reason = "the data is not on disk" if found is None else "only a stand-in is on disk"
+    if found is not None and not found.standin:
         try:
             _, _, labels = dataset.check(root, config)
             sizes = {split: len(part) for split, part in labels.items()}
@@ -97,7 +94,7 @@ def dataset_summary(given: ReportInput) -> Table:
             *(Cell("paper", k, mean=float(row[s]), digits=0) for s, k in sizes.items()),
         ]
         word = "recounted" if own.source == "measured" else "expected"
-        rows += paired_rows((dataset_title(name),), here, theirs, name, word)
+        rows += paired_rows((dataset_title(name),), {word: here}, theirs, name)
     return protocol_table(
         label="dataset_summary",
         title="Dataset summary",
@@ -169,7 +166,7 @@ def preprocessing(given: ReportInput) -> Table:
         keys = [CellKey("", name, column) for column in here]
         own = [Cell("measured", key, label=here[key.metric]) for key in keys]
         theirs = [Cell("paper", key, label=row[key.metric]) for key in keys]
-        rows += paired_rows((dataset_title(name),), own, theirs, name, "here")
+        rows += paired_rows((dataset_title(name),), {"here": own}, theirs, name)
     return protocol_table(
         label="preprocessing",
         title="Preprocessing",
@@ -276,7 +273,7 @@ def hyperparams(given: ReportInput) -> Table:
                 theirs.append(Cell("paper", key, label=value))
             own.append(Cell("measured", key, label=here, note=note))
         section = parameter if theirs else "In the paper's text, or left open"
-        rows += paired_rows((parameter,), own, theirs, section, "here")
+        rows += paired_rows((parameter,), {"here": own}, theirs, section)
     return protocol_table(
         label="hyperparams",
         title="Hyperparameters of NCT",
@@ -285,7 +282,7 @@ def hyperparams(given: ReportInput) -> Table:
             "says in its text or leaves open. Presets name the source of every value."
         ),
         row_headers=("Parameter", "Source"),
-        columns=tuple(Column(dataset_title(name)) for name in PAPER_DATASETS),
+        columns=dataset_columns(PAPER_DATASETS),
         rows=tuple(rows),
         selection="tuned in the paper against pWGA2 on validation data; taken over here",
     )

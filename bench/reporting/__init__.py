@@ -7,7 +7,6 @@ registries, and what a paper adds are arguments of `build`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.reporting.collection import (
@@ -36,22 +35,16 @@ GENERIC_TABLES: tuple[TableBuilder, ...] = (
 GENERIC_FIGURES = (PARETO, TRAINING_TIME, RANKS)
 
 
-@dataclass(frozen=True)
-class WrittenReport:
-    """Where a report was written: the page, which has everything in it, and all files."""
-
-    page: Path
-    files: tuple[Path, ...]
-
-
 def build(
     out: Path,
     given: ReportInput,
     tables: Sequence[TableBuilder] = GENERIC_TABLES,
     figures: Sequence[FigureSpec] = GENERIC_FIGURES,
     formats: Sequence[str] = FORMATS,
-) -> WrittenReport:
-    """Write a report; a partial or empty store gives one too, in which empty cells have reasons.
+) -> Path:
+    """Write a report and return its page, which has everything in it.
+
+    A partial or empty store gives one too, in which empty cells have reasons.
 
     `formats` are those of the figures' files; the page needs `svg`, the document `pdf`.
     """
@@ -70,5 +63,4 @@ def build(
     for path, text in written.items():
         with atomic_file(path) as draft:
             draft.write_text(text, encoding="utf-8")
-    pictures = [out / "figures" / f"{figure.name}.{formats[0]}" for figure in drawn if figure.svg]
-    return WrittenReport(page, (*written, *pictures))
+    return page

@@ -24,6 +24,7 @@ from bench.job import (
     FIRST_DEVELOPMENT_SEED,
     NO_DATA,
     PAPER_SEEDS,
+    Job,
     Request,
     expand,
     identity_changes,
@@ -81,22 +82,12 @@ class Run:
         return self.record.run_id
 
     @property
-    def method(self) -> str:
-        """Name of its method."""
-        return self.record.job.method
-
-    @property
-    def dataset(self) -> str:
-        """Name of its dataset."""
-        return self.record.job.dataset
-
-    @property
-    def seed(self) -> int:
-        """Its seed."""
-        return self.record.job.seed
+    def job(self) -> Job:
+        """What was run."""
+        return self.record.job
 
     def __lt__(self, other: Run) -> bool:  # runs are ordered by their seed
-        return (self.seed, self.run_id) < (other.seed, other.run_id)
+        return (self.job.seed, self.run_id) < (other.job.seed, other.run_id)
 
     def history(self) -> pd.DataFrame | None:
         """Return the history, epoch by epoch, or none if there is none; not to be changed."""
@@ -199,14 +190,14 @@ class Collection:
 
     @cached_property
     def _cells(self) -> dict[tuple[str, str], list[Run]]:
-        return grouped(self.runs, lambda run: (run.method, run.dataset))
+        return grouped(self.runs, lambda run: (run.job.method, run.job.dataset))
 
     @cached_property
     def _variants(self) -> dict[tuple[str, str, str], list[Run]]:
         found: dict[tuple[str, str, str], list[Run]] = {}
         for run in sorted(self.runs):
             for key in run.variants:
-                found.setdefault((*key, run.dataset), []).append(run)
+                found.setdefault((*key, run.job.dataset), []).append(run)
         return found
 
 
@@ -230,7 +221,7 @@ def metric_values(runs: Iterable[Run], metric: str) -> list[tuple[float, str]]:
 
 def metric_by_seed(runs: Iterable[Run], metric: str) -> dict[int, float]:
     """Return a test metric of every run that has it, by seed."""
-    found = ((run.seed, run.record.test.get(metric)) for run in runs)
+    found = ((run.job.seed, run.record.test.get(metric)) for run in runs)
     return {seed: value for seed, value in found if value is not None}
 
 
@@ -316,12 +307,12 @@ def _obstacle(record: Record) -> tuple[Kind | None, str]:
 def _one_preset(runs: list[Run]) -> list[Run]:
     """Keep runs of one preset in a cell: the paper's where it was run, else another."""
     published = [run for run in runs if run.kind == "published"]
-    others = {run.run_id for run in published if run.record.job.preset not in FIRST_PRESETS}
-    first = {(run.method, run.dataset) for run in published if run.run_id not in others}
+    others = {run.run_id for run in published if run.job.preset not in FIRST_PRESETS}
+    first = {(run.job.method, run.job.dataset) for run in published if run.run_id not in others}
     kept = []
     for run in runs:
-        if run.run_id in others and (run.method, run.dataset) in first:
-            reason = f"preset {run.record.job.preset}, where runs of the paper's preset stand"
+        if run.run_id in others and (run.job.method, run.job.dataset) in first:
+            reason = f"preset {run.job.preset}, where runs of the paper's preset stand"
             run = replace(run, kind="left out", reason=reason, variants=())
         kept.append(run)
     return kept

@@ -135,13 +135,13 @@ def training_time(given: ReportInput) -> Table:
         covered = method in reference.methods
         rows += paired_rows(
             (names.method_title(method),),
-            [_measured(given.runs, key) for key in keys],
+            {"measured": [_measured(given.runs, key) for key in keys]},
             [reference_cell(reference, key, "not in the paper") for key in keys if covered],
             method,
         )
     sums = [_together(given.runs, methods, name) for name in datasets]
     for way, title in TOGETHER.items():
-        rows += paired_rows((title,), [both[way] for both in sums], [], ALL)
+        rows += paired_rows((title,), {"measured": [both[way] for both in sums]}, [], ALL)
     return Table(
         label=TRAINING_TIME,
         title="Training time",
@@ -176,7 +176,7 @@ def _together(runs: Collection, methods: list[str], dataset: str) -> dict[str, C
     """Add up the methods, both ways, on each seed that all have: one that some lack costs less."""
     keys = {way: CellKey(ALL, dataset, "minutes", way) for way in TOGETHER}
     found = [runs.published(method, dataset) for method in methods]
-    by_method = [{run.seed: run for run in own} for own in found if own]
+    by_method = [{run.job.seed: run for run in own} for own in found if own]
     seeds = sorted(set.intersection(*map(set, by_method))) if by_method else []
     if not seeds:
         reason = "no seed that every method has" if by_method else "not run"

@@ -20,6 +20,7 @@ from bench.record import Record
 from bench.reporting import names
 from bench.reporting.collection import Reference, ReportInput, Run, grouped, metric_values
 from bench.reporting.table import Cell, CellKey
+from datasets.catalogue import load_datasets
 from datasets.files import atomic_file
 
 if TYPE_CHECKING:  # slow to import, and only figures need it
@@ -86,8 +87,8 @@ class FigureInput:
     def by_dataset(self, method: str | None = None) -> dict[str, list[Run]]:
         """Return the runs by dataset as a figure names it, datasets in the order of tables."""
         order = {name: place for place, name in enumerate(names.dataset_names())}
-        chosen = [run for run in self.runs if method in (None, run.method)]
-        chosen.sort(key=lambda run: (order.get(run.dataset, len(order)), run))
+        chosen = [run for run in self.runs if method in (None, run.job.method)]
+        chosen.sort(key=lambda run: (order.get(run.job.dataset, len(order)), run))
         return grouped(chosen, dataset_label)
 
     def missing(self, shown: Sequence[str]) -> tuple[str, ...]:
@@ -163,7 +164,7 @@ def _write(
 
 def dataset_label(run: Run) -> str:
     """Return the title of a run's dataset, with what keeps the run from being a result."""
-    job = run.record.job
+    job = run.job
     marks = ", ".join(["stand-in"] * job.standin + ["quick"] * job.quick)
     return names.dataset_title(job.dataset) + (f" ({marks})" if marks else "")
 
@@ -176,7 +177,7 @@ def seeds_text(runs: Sequence[Run]) -> str:
 def shown_groups(record: Record) -> dict[str, str]:
     """Return for each group the name it is shown under: its own, or its set's if there are many."""
     groups = list(record.test.group_accuracy)
-    dataset = names.known_dataset(record.job.dataset)
+    dataset = load_datasets().get(record.job.dataset)
     if len(groups) <= MANY_GROUPS or dataset is None:
         return {group: group for group in groups}
     sets = dataset.facts(dataset.config_type()).group_sets
@@ -269,8 +270,8 @@ def scores(shown: FigureInput) -> pd.DataFrame:
     """Return mean headline metrics, datasets x methods, of the methods that every dataset has."""
     means: dict[str, dict[str, float]] = {}
     for label, runs in shown.by_dataset().items():
-        for method, own in grouped(runs, lambda run: run.method).items():
-            values = [value for value, _ in metric_values(own, names.headline(own[0].dataset))]
+        for method, own in grouped(runs, lambda run: run.job.method).items():
+            values = [value for value, _ in metric_values(own, names.headline(own[0].job.dataset))]
             if values:
                 title = escape_mathtext(names.method_title(method))
                 means.setdefault(label, {})[title] = sum(values) / len(values)
@@ -283,7 +284,7 @@ def draw_pareto(shown: FigureInput) -> Drawn:
     datasets = shown.by_dataset()
     if not datasets:
         raise SkippedFigure(NO_RUNS)
-    methods = names.methods_in_order({run.method for runs in datasets.values() for run in runs})
+    methods = names.methods_in_order({run.job.method for runs in datasets.values() for run in runs})
     styles = {
         name: {"color": colour, "marker": MARKERS[place % len(MARKERS)]}
         for place, (name, colour) in enumerate(zip(methods, palette(len(methods)), strict=True))
@@ -335,10 +336,10 @@ def _axis_titles(dataset: str) -> tuple[str, str]:
 def _pareto_panel(
     axes: Any, runs: list[Run], styles: dict[str, dict[str, Any]], reference: Reference
 ) -> None:
-    dataset = runs[0].dataset
+    dataset = runs[0].job.dataset
     metrics = metrics_of(dataset)
     for method, style in styles.items():
-        tests = [run.record.test for run in runs if run.method == method]
+        tests = [run.record.test for run in runs if run.job.method == method]
         both = [(test.get(metrics[0]), test.get(metrics[1])) for test in tests]
         pairs = [(x, y) for x, y in both if x is not None and y is not None]
         if pairs:
@@ -370,9 +371,9 @@ def draw_training_time(shown: FigureInput) -> Drawn:
     figure, panels = grid(len(datasets), 3, 2.5)
     colours = palette(2)
     for axes, (label, runs) in zip(panels, datasets.items(), strict=True):
-        methods = names.methods_in_order({run.method for run in runs})
+        methods = names.methods_in_order({run.job.method for run in runs})
         for place, method in enumerate(methods):
-            parts = np.array([_parts(run) for run in runs if run.method == method])
+            parts = np.array([_parts(run) for run in runs if run.job.method == method])
             means = parts.mean(axis=0).tolist()
             for part, name in enumerate(("first stages", "the method's own part")):
                 look = {"color": colours[part], "hatch": HATCHES[part], "edgecolor": INK}

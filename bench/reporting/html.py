@@ -29,6 +29,7 @@ from bench.reporting.figure import WrittenFigure, shown_groups
 from bench.reporting.latex import TemplateFolder
 from bench.reporting.table import CellKey, Table
 from datasets.base import Facts, LabelledSplit
+from datasets.catalogue import load_datasets
 from datasets.errors import BenchError
 from datasets.files import digest, to_json
 
@@ -114,15 +115,15 @@ def inline_svg(figure: WrittenFigure) -> Markup:
 
 def run_row(run: Run) -> dict[str, object]:
     """Return the line of a run; of development seeds it shows no test figure in passing."""
-    test = Metrics() if shown_split(run.seed) == "val" else run.record.test
-    metric = names.headline(run.dataset)
+    test = Metrics() if shown_split(run.job.seed) == "val" else run.record.test
+    metric = names.headline(run.job.dataset)
     return {
         "id": run.run_id,
-        "method": names.method_title(run.method),
-        "dataset": names.dataset_title(run.dataset),
-        "seed": run.seed,
+        "method": names.method_title(run.job.method),
+        "dataset": names.dataset_title(run.job.dataset),
+        "seed": run.job.seed,
         "kind": run.kind,
-        "reason": run.reason or run.record.job.variant,
+        "reason": run.reason or run.job.variant,
         "worst": test.get(metric),
         "average": test.avg,
         "digits": CellKey(metric=metric).digits,
@@ -137,7 +138,7 @@ def run_details(run: Run) -> dict[str, object]:
     details |= {"kind": run.kind, "reason": run.reason}
     if not record.done:
         return details
-    dataset = names.known_dataset(run.dataset)
+    dataset = load_datasets().get(run.job.dataset)
     classes = dataset.facts(dataset.config_type()).classes if dataset is not None else ()
     details |= {"metrics": written["metrics"], "classes": list(classes)}
     if (history := run.history()) is not None and len(history):
@@ -257,10 +258,8 @@ def leaf_samples(
 ) -> dict[str, dict[int, list[LeafSample]]]:
     """Return, by run id and leaf, test images of the first trees of each dataset."""
     trees = [run for run in runs if run.record.done and tree_of(run.record) is not None]
-    trees.sort(key=lambda run: (run.kind != "published", run.seed))
-    by_data = grouped(
-        trees, lambda run: (run.record.job.fingerprint, digest(run.record.job.config.dataset))
-    )
+    trees.sort(key=lambda run: (run.kind != "published", run.job.seed))
+    by_data = grouped(trees, lambda run: (run.job.fingerprint, digest(run.job.config.dataset)))
     share = max(1, MAX_TREES // max(1, len(by_data)))
     found: dict[str, dict[int, list[LeafSample]]] = {}
     for own in list(by_data.values())[:MAX_TREES]:

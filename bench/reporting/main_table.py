@@ -78,11 +78,11 @@ def by_method(
 
 def machines(runs: Collection) -> str:
     """Return on what the published runs were made, and what that means for repeating them."""
-    counted: Counter[str] = Counter()
-    for run in runs.of_kind("published"):
-        origin = run.record.provenance
-        torch = origin.environment.libraries.get("torch") or "unknown"
-        counted[f"{origin.hardware()}, torch {torch}"] += 1
+    origins = [run.record.provenance for run in runs.of_kind("published")]
+    counted = Counter(
+        f"{one.hardware()}, torch {one.environment.libraries.get('torch') or 'unknown'}"
+        for one in origins
+    )
     if not counted:
         return "Nothing was measured yet."
     places = "; ".join(f"{name} ({count} runs)" for name, count in counted.most_common())
@@ -101,13 +101,10 @@ def _main_keys(method: str = "") -> list[CellKey]:
     ]
 
 
-def _main_columns() -> tuple[Column, ...]:
-    columns = []
-    for key in _main_keys():
-        kind = " (AUROC)" if names.headline(key.dataset).startswith("auroc") else ""
-        title = names.metric_title(key.dataset, key.metric)
-        columns.append(Column(title, names.dataset_title(key.dataset) + kind))
-    return tuple(columns)
+def _main_column(key: CellKey) -> Column:
+    kind = " (AUROC)" if names.headline(key.dataset).startswith("auroc") else ""
+    title = names.metric_title(key.dataset, key.metric)
+    return Column(title, names.dataset_title(key.dataset) + kind)
 
 
 def main_results(given: ReportInput) -> Table:
@@ -120,7 +117,7 @@ def main_results(given: ReportInput) -> Table:
         stranger = " (not in the paper)" if reference and not covered else ""
         rows += paired_rows(
             (names.method_title(tier.method) + stranger, *tier.marks),
-            [measured_cell(given.runs, key) for key in keys],
+            {"measured": [measured_cell(given.runs, key) for key in keys]},
             [reference_cell(reference, key) for key in keys] if covered else [],
             tier.section,
         )
@@ -138,7 +135,7 @@ def main_results(given: ReportInput) -> Table:
             "the latent group at inference."
         ),
         row_headers=("Method", "T", "V", "I", "Source"),
-        columns=_main_columns(),
+        columns=tuple(map(_main_column, _main_keys())),
         rows=_best_by_tier(rows),
         notes=(
             *([origin] if reference else []),
@@ -167,7 +164,7 @@ def main_differences(given: ReportInput) -> Table:
             "Difference of the means of the main table, measured minus paper, and whether it lies "
             "within the paper's spread (its standard deviation; where it gives none, ours)."
         ),
-        columns=_main_columns(),
+        columns=tuple(map(_main_column, _main_keys())),
         rows=tuple(rows),
         uncertainty="95% bootstrap interval over our seeds less the paper's mean, in the CSV",
     )
@@ -179,7 +176,7 @@ def measured_cell(runs: Collection, key: CellKey) -> Cell:
     values = metric_values(found, key.metric)
     if not values:
         return key.empty("not recorded" if found else runs.absence(key.method, key.dataset))
-    preset = found[0].record.job.preset
+    preset = found[0].job.preset
     notes = {FIRST_PRESET: "", DEFAULT_PRESET: "default settings"}
     return replace(key.averaged(values), note=notes.get(preset, f"preset {preset}"))
 
@@ -215,11 +212,15 @@ def _best_by_tier(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(marked)
 
 
+apart_table = partial(Table, in_paper=False, appendix=True)
+"""A table of runs that no other table may show."""
+
+
 def smoke_runs(given: ReportInput) -> Table:
     """Average stand-in and quick runs, by method, dataset and data; labelled as what they are."""
     by_kind = grouped(
         given.runs.of_kind("smoke"),
-        lambda run: (run.method, run.dataset, f"{run.reason}: {run.record.job.protocol}"),
+        lambda run: (run.job.method, run.job.dataset, f"{run.reason}: {run.job.protocol}"),
     )
     rows = []
     for (method, dataset, what), runs in sorted(by_kind.items()):
@@ -230,7 +231,7 @@ def smoke_runs(given: ReportInput) -> Table:
             cells.append(key.averaged(values) if values else none)
         header = (names.method_title(method), names.dataset_title(dataset), what)
         rows.append(Row(header, tuple(cells), section=dataset))
-    return Table(
+    return apart_table(
         label="smoke_runs",
         title="Stand-in and quick runs",
         caption=(
@@ -241,26 +242,24 @@ def smoke_runs(given: ReportInput) -> Table:
         columns=tuple(map(Column, SMOKE_METRICS.values())),
         rows=tuple(rows),
         notes=() if rows else ("None in this store.",),
-        in_paper=False,
-        appendix=True,
     )
 
 
 def left_out(given: ReportInput) -> Table:
     """Count the runs that no table shows, by method, dataset and reason."""
-    runs = given.runs
     found = [
-        ((run.method, run.dataset, run.reason), run.run_id) for run in runs.of_kind("left out")
+        (run.job.method, run.job.dataset, run.reason, run.run_id)
+        for run in given.runs.of_kind("left out")
     ]
-    for broken in runs.unreadable:
-        found.append((("", "", f"it cannot be read: {broken.reason}"), broken.run_id))
+    for broken in given.runs.unreadable:
+        found.append(("", "", f"it cannot be read: {broken.reason}", broken.run_id))
     rows = []
-    for (method, dataset, reason), same in sorted(grouped(found, lambda one: one[0]).items()):
-        key, ids = CellKey(method, dataset, "runs", reason), tuple(run_id for _, run_id in same)
+    for (method, dataset, reason), same in sorted(grouped(found, lambda one: one[:3]).items()):
+        key, ids = CellKey(method, dataset, "runs", reason), tuple(one[3] for one in same)
         cell = Cell("measured", key, mean=float(len(ids)), run_ids=ids, digits=0)
         header = (names.method_title(method), names.dataset_title(dataset), reason)
         rows.append(Row(header, (cell,)))
-    return Table(
+    return apart_table(
         label="left_out",
         title="Runs left out",
         caption="Runs in the store that no table above shows, and why.",
@@ -270,6 +269,4 @@ def left_out(given: ReportInput) -> Table:
         uncertainty="none, these are counts of runs",
         selection="none",
         notes=() if rows else ("None in this store.",),
-        in_paper=False,
-        appendix=True,
     )

@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from bench.reporting.table import Column
+from bench.reporting.table import Column, columns
 from datasets.catalogue import load_datasets
-from datasets.dataset import Dataset
 from methods.base import load_methods
 
 
@@ -32,28 +31,22 @@ def dataset_names() -> tuple[str, ...]:
     return tuple(load_datasets())
 
 
-def known_dataset(name: str) -> Dataset | None:
-    """Return a dataset, or none if it is no longer registered."""
-    return load_datasets().get(name)
-
-
 def dataset_title(name: str, metric: str = "") -> str:
     """Return how tables and figures spell a dataset, and in brackets what is measured on it."""
-    dataset = known_dataset(name)
+    dataset = load_datasets().get(name)
     title = dataset.title if dataset is not None else name
     return f"{title} ({metric_words(name, metric)})" if metric else title
 
 
 def dataset_columns(names: Iterable[str], *titles: str) -> tuple[Column, ...]:
     """Return a column for each dataset, or the titled ones below the name of each."""
-    if not titles:
-        return tuple(Column(dataset_title(name)) for name in names)
-    return tuple(Column(title, dataset_title(name)) for name in names for title in titles)
+    spelt = list(map(dataset_title, names))
+    return columns(spelt, titles) if titles else tuple(map(Column, spelt))
 
 
 def table_metrics(name: str) -> tuple[str, ...]:
     """Return the metrics that tables show of a dataset, the headline first."""
-    dataset = known_dataset(name)
+    dataset = load_datasets().get(name)
     return dataset.table_metrics if dataset is not None else ("wga", "avg")
 
 
@@ -64,7 +57,7 @@ def headline(name: str) -> str:
 
 def metric_title(dataset: str, metric: str) -> str:
     """Return how a column of a dataset spells a metric."""
-    known = known_dataset(dataset)
+    known = load_datasets().get(dataset)
     return known.metric_title(metric) if known is not None else metric
 
 

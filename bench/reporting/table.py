@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Literal
@@ -189,21 +189,24 @@ class Row:
     source: Literal["measured", "paper", ""] = ""  # where rows of both kinds alternate
 
 
+def columns(groups: Iterable[str], titles: Sequence[str]) -> tuple[Column, ...]:
+    """Return the titled columns below each group's header."""
+    return tuple(Column(title, group) for group in groups for title in titles)
+
+
 def paired_rows(
     header: tuple[str, ...],
-    measured: Sequence[Cell],
+    measured: Mapping[str, Sequence[Cell]],
     reference: Sequence[Cell],
     section: str,
-    measured_word: str = "measured",
 ) -> list[Row]:
-    """Return a row of measured cells and, if it has cells, one of a paper's, both in one section.
+    """Return rows of measured cells and, if it has cells, one of a paper's, all in one section.
 
-    Where they come from is the last header; `measured_word` is what it calls the first row.
+    Where they come from is the last header: what names the measured cells, or `paper`.
     """
-    rows = [Row((*header, measured_word), tuple(measured), section, "measured")]
-    if reference:
-        rows.append(Row((*header, "paper"), tuple(reference), section, "paper"))
-    return rows
+    ours = [Row((*header, word), tuple(own), section, "measured") for word, own in measured.items()]
+    theirs = Row((*header, "paper"), tuple(reference), section, "paper")
+    return [*ours, theirs] if reference else ours
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory, reference: Reference) ->
     for one in made:
         store.write(one, history)
     runs = collection(*made, folder=store.runs)
-    return build(folder / "report", given(runs, reference), formats=("svg",)).page
+    return build(folder / "report", given(runs, reference), formats=("svg",))
 
 
 @pytest.fixture(scope="module")

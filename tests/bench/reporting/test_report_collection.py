@@ -131,7 +131,7 @@ def test_a_campaigns_run_stands_in_its_column_alone() -> None:
     made = [record(job, 60.0) for job in changed_jobs("erm", "umnist", range(4), lr="0.123")]
     runs = collection(*made, variants=SWEEP)
     assert [run.kind for run in runs.runs] == ["variant"] * 3 + ["left out"]  # three seeds
-    assert [run.seed for run in runs.variant("sweep", "lr=0.123", "umnist")] == [0, 1, 2]
+    assert [run.job.seed for run in runs.variant("sweep", "lr=0.123", "umnist")] == [0, 1, 2]
     assert runs.published("erm", "umnist") == []
 
 
@@ -141,9 +141,9 @@ def test_a_default_column_holds_the_main_runs() -> None:
     made = [record(job, 95.0) for job in jobs("erm", "umnist")]
     runs = collection(*made, variants=[column])
     assert {run.kind for run in runs.runs} == {"published"}
-    assert [run.seed for run in runs.variant("s", "same", "umnist")] == [0, 1, 2, 3]
+    assert [run.job.seed for run in runs.variant("s", "same", "umnist")] == [0, 1, 2, 3]
     shorter = collection(*made, variants=[replace(column, default_seeds=())])
-    assert [run.seed for run in shorter.variant("s", "same", "umnist")] == [0, 1]
+    assert [run.job.seed for run in shorter.variant("s", "same", "umnist")] == [0, 1]
 
 
 def test_runs_of_another_preset_do_not_mix_with_the_papers() -> None:

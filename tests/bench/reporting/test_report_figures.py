@@ -131,7 +131,9 @@ def test_times_are_stand_alone_and_split_by_sharing(
 
 
 def test_ranks_need_three_methods_and_datasets(stored: Collection) -> None:
-    few = FigureInput(tuple(run for run in stored.of_kind("published") if run.dataset != "isic"))
+    few = FigureInput(
+        tuple(run for run in stored.of_kind("published") if run.job.dataset != "isic")
+    )
     with pytest.raises(SkippedFigure, match="3 methods on 2"):
         draw_ranks(few)
     result = draw_ranks(input_of(stored))

@@ -176,12 +176,12 @@ def test_the_best_is_marked_where_there_is_a_choice() -> None:
 
 def test_rows_of_a_paper_are_named_as_such() -> None:
     ours, theirs = Cell("measured", mean=1.0), Cell("paper", mean=2.0)
-    rows = paired_rows(("a",), [ours], [theirs], "s", "measured, twice")
+    rows = paired_rows(("a",), {"measured, twice": [ours]}, [theirs], "s")
     assert [(row.header, row.section, row.source) for row in rows] == [
         (("a", "measured, twice"), "s", "measured"),
         (("a", "paper"), "s", "paper"),
     ]
-    assert len(paired_rows(("a",), [ours], [], "s")) == 1
+    assert len(paired_rows(("a",), {"measured": [ours]}, [], "s")) == 1
 
 
 def test_stand_in_and_quick_runs_stay_in_a_section_of_their_own(reference: Reference) -> None:
