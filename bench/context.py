@@ -102,6 +102,7 @@ class RunSettings:
     Attributes:
         scope: what, besides its own configuration, a stage's result depends on.
         supervision: what the run may see; a stage may not need more.
+        pixel_digest: of a sample of the images of train and val.
         not_before: stages written before this time are computed again.
         code: digest of the code at work; a checkpoint of other code is not taken up.
     """
@@ -113,6 +114,7 @@ class RunSettings:
     stages: Path
     supervision: Supervision = field(default_factory=Supervision)
     label_digest: str = ""
+    pixel_digest: str = ""
     not_before: float = 0.0
     cores: int = 1
     code: str = ""
@@ -297,14 +299,15 @@ class RunContext:
         return stored.result
 
     def _usable(self, path: Path) -> bool:
-        """Return whether the stage is there, new enough, and made from the labels at hand."""
+        """Return whether the stage is there, new enough, and made from the data at hand."""
         file = path / "stage.json"
         try:
             new_enough = file.stat().st_mtime >= self.settings.not_before
-            seen = json.loads(file.read_text()).get("label_digest")
+            seen = json.loads(file.read_text())
         except FileNotFoundError:
             return False
-        return new_enough and seen in (None, self.settings.label_digest)
+        wanted = {name: getattr(self.settings, name) for name in ("label_digest", "pixel_digest")}
+        return new_enough and all(seen.get(name) in (None, own) for name, own in wanted.items())
 
     def _compute_stage(
         self,
@@ -333,6 +336,7 @@ class RunContext:
         facts = {
             "identity": identity,
             "label_digest": self.settings.label_digest,
+            "pixel_digest": self.settings.pixel_digest,
             "computed_by": self.settings.run_id,
             "git": vars(git_state()),
             "code": self.settings.code or None,

@@ -29,13 +29,15 @@ class DatasetRow:
     group_counts: Mapping[str, tuple[int, ...]]
     on_disk: bool
     standin: bool
+    data_kind: str
     folder: str
     get_command: str
 
     @property
     def state(self) -> str:
         """Whether it is on disk, in a word."""
-        return ("stand-in" if self.standin else "yes") if self.on_disk else "no"
+        words = {"release": "yes", "standin": "stand-in"}
+        return words.get(self.data_kind, self.data_kind) if self.on_disk else "no"
 
 
 def run(arguments: Namespace) -> None:
@@ -91,6 +93,7 @@ def dataset_rows(root: Path) -> list[DatasetRow]:
                 group_counts=group_counts,
                 on_disk=found is not None,
                 standin=found is not None and found.standin,
+                data_kind="" if found is None else found.data_kind,
                 folder=str(found.folder) if found is not None else "",
                 get_command=get_command(name, root),
             )

@@ -65,8 +65,9 @@ def _counts_of(dataset: Dataset, root: Path) -> DataCounts:
     facts, found = dataset.facts(config), dataset.locate(root)
     if found is None:
         reason = "the data is not on disk"
-    elif found.standin:
-        reason = "only a stand-in is on disk"
+    elif found.data_kind != "release":
+        words = {"standin": "a stand-in"}
+        reason = f"only {words.get(found.data_kind, f'{found.data_kind} data')} is on disk"
     else:
         try:
             _, _, labels = dataset.check(root, config)

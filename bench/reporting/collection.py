@@ -293,6 +293,7 @@ def _obstacle(record: Record) -> tuple[Kind | None, str]:
     obstacles: tuple[tuple[object, Kind, str], ...] = (
         (job.standin, "smoke", "stand-in data"),
         (job.quick, "smoke", "quick run"),
+        (job.data_kind not in ("release", "standin"), "left out", f"{job.data_kind} data"),
         (record.details.get("stack"), "left out", "seeds stacked into one model"),
         (job.preset not in (*PRESETS, DEFAULT_PRESET), "left out", f"preset {job.preset}"),
         (uncommitted, "left out", "code with uncommitted changes, or of no known commit"),

@@ -180,7 +180,7 @@ def _write(
 def dataset_label(run: Run) -> str:
     """Return the title of a run's dataset, with what keeps the run from being a result."""
     job = run.record.job
-    marks = ", ".join(["stand-in"] * job.standin + ["quick"] * job.quick)
+    marks = ", ".join(job.labels)
     return names.dataset_title(job.dataset) + (f" ({marks})" if marks else "")
 
 
