@@ -193,10 +193,10 @@ def web_page_error(source: object, target: Path) -> DataCorrupt:
     )
 
 
-def describe_sum(path: Path, sha256: str | None = None, md5: str | None = None) -> str:
-    """Return in a line whether a file was compared with a published sum, and its own if not."""
-    if sha256 or md5:
-        return f"{path.name} has the published {'SHA-256' if sha256 else 'MD5'}"
+def describe_sum(path: Path, compared: str = "") -> str:
+    """Return in a line by which published sum a file was checked, or its own if there is none."""
+    if compared:
+        return f"{path.name} has the published {compared}"
     return f"{path.name} is not pinned (no sum was published): its SHA-256 is {sha256_of(path)}"
 
 

@@ -187,7 +187,7 @@ def _fetch_celeba(root: Path, log: Log) -> Path:
         if archive.is_file() and _celeba_lacks(folder):
             md5 = CELEBA_MD5.get(archive.name)
             check_sums(archive, "the authors' Google Drive", None, md5)
-            log(f"celeba: {describe_sum(archive, md5=md5)}")
+            log(f"celeba: {describe_sum(archive, 'MD5' if md5 else '')}")
             log(f"celeba: unpacking {archive}")
             staging = _unpack_beside(archive)
             _arrange_celeba(staging, folder)

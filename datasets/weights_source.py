@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from datasets.errors import DataCorrupt, DataMissing
-from datasets.fetch import Log, download, get_command, sha256_of
+from datasets.fetch import Log, describe_sum, download, get_command, sha256_of
 
 FETCHED_BACKBONES = ("resnet50", "resnet50.tv_in1k")
 """The networks whose weights `bench data get weights` fetches."""
@@ -51,7 +51,7 @@ def fetch_weights(root: Path, log: Log) -> Path:
     for fetch in (_weights_from_hub, _weights_from_torchvision):
         try:
             found = fetch(folder)
-            log(f"weights: {found.name} has the SHA-256 of the release")
+            log(f"weights: {describe_sum(found, 'SHA-256')}")
             return found
         except (DataMissing, DataCorrupt) as error:
             reasons.append(error.message)
