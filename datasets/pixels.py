@@ -82,6 +82,7 @@ def pixel_digest(splits: Mapping[str, LabelledSplit], *, whole: bool = False) ->
         chosen = order if whole else order[spread(len(order), SAMPLED)]
         for part in chosen.split(BATCH):
             batch = images.batch(part)
-            for image, (height, width) in zip(batch.pixels, batch.sizes.tolist(), strict=True):
-                digest.add(image[:, :height, :width].permute(1, 2, 0).cpu().numpy())
+            pixels = batch.pixels.permute(0, 2, 3, 1).cpu().numpy()
+            for image, (height, width) in zip(pixels, batch.sizes.tolist(), strict=True):
+                digest.add(image[:height, :width])
     return digest.hexdigest()
