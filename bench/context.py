@@ -110,6 +110,7 @@ class RunSettings:
     Attributes:
         scope: what, besides its own configuration, a stage's result depends on.
         supervision: what the run may see; a stage may not need more.
+        pixel_digest: of a sample of the images of train and val.
         not_before: stages written before this time are computed again.
         code: digest of the code at work; a checkpoint of other code is not taken up.
         resume_anyway: whether it is taken up all the same.
@@ -124,6 +125,7 @@ class RunSettings:
     stages: Path
     supervision: Supervision = field(default_factory=Supervision)
     label_digest: str = ""
+    pixel_digest: str = ""
     not_before: float = 0.0
     cores: int = 1
     code: str = ""
@@ -365,7 +367,7 @@ class RunContext:
         return stored.result
 
     def _stored_stage(self, path: Path, *, set_damaged_aside: bool = False) -> StoredStage | None:
-        """Return the stage if it is there and whole, new enough, and made from the labels at hand.
+        """Return the stage if it is there and whole, new enough, and made from the data at hand.
 
         Only who holds its lock may set a damaged one aside: else it may be just being replaced.
         """
@@ -380,8 +382,10 @@ class RunContext:
                 note = f"the stage {path.name} is damaged ({error}): computed again, see {place}"
                 self.report(stage=note, note=note)
             return None
-        usable = new_enough and stored.label_digest in (None, self.settings.label_digest)
-        return stored if usable else None
+        wanted = (self.settings.label_digest, self.settings.pixel_digest)
+        seen = (stored.label_digest, stored.pixel_digest)
+        fits = all(own in (None, at_hand) for own, at_hand in zip(seen, wanted, strict=True))
+        return stored if new_enough and fits else None
 
     def _compute_stage(
         self,
@@ -410,6 +414,7 @@ class RunContext:
         facts = {
             "identity": identity,
             "label_digest": self.settings.label_digest,
+            "pixel_digest": self.settings.pixel_digest,
             "computed_by": self.settings.run_id,
             "git": vars(git_state()),
             "code": self.settings.code or None,
@@ -439,6 +444,7 @@ class StoredStage:
     history: tuple[HistoryRow, ...]
     costs: tuple[StageCost, ...]
     label_digest: str | None = None
+    pixel_digest: str | None = None
 
     @staticmethod
     def read(path: Path) -> StoredStage:
@@ -469,7 +475,8 @@ class StoredStage:
         inner = (read_part(StageCost, cost) for cost in raw["stages"])
         result = StageResult(load_file(path / TENSORS), raw["facts"])
         history, costs = tuple(raw["history"]), (*inner, own)
-        return StoredStage(result, raw["computed_by"], history, costs, raw.get("label_digest"))
+        seen = (raw.get("label_digest"), raw.get("pixel_digest"))
+        return StoredStage(result, raw["computed_by"], history, costs, *seen)
 
 
 def with_audit(rows: Sequence[HistoryRow], folder: Path) -> list[HistoryRow]:

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets.base import SPLITS, BackboneSpec
+from datasets.base import SPLITS, BackboneSpec, DataKind
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import (
     Values,
@@ -46,8 +46,6 @@ DEFAULT_PRESET = "default"
 
 # Names in record.json, where they differ from those of the fields.
 STORED_NAMES = {"version": "method_version", "fingerprint": "data_fingerprint"}
-
-DataKind = Literal["release", "standin", "rebuilt", "subset", "own"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,12 @@ class Job:
     def run_id(self) -> str:
         """The name of the run: what it is, and the hash of its identity."""
         return f"{self.method}-{self.dataset}-s{self.seed}-{digest(self.identity, 10)}"
+
+    @property
+    def labels(self) -> list[str]:
+        """What keeps a run of it from being a result, whatever its settings."""
+        rebuilt = [self.data_kind] * (self.data_kind not in ("release", "standin"))
+        return ["stand-in"] * self.standin + rebuilt + ["quick"] * self.quick
 
     def method_config(self) -> Any:
         """Return the method's configuration."""
@@ -169,10 +173,10 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
         root = request.data_root
         backbone = resolve_backbone(facts.backbone, by_owner.get("backbone", {}), root)
         preset_backbone = resolve_backbone(facts.backbone, {}, root)
-        standin = place is not None and place.marker is not None
+        kind = "release" if place is None else place.data_kind
         for method in methods:
-            config = _method_config(method, name, request, by_owner, standin)
-            preset = _method_config(method, name, request, {}, standin)
+            config = _method_config(method, name, request, by_owner, kind)
+            preset = _method_config(method, name, request, {}, kind)
             resolved = RunConfig(as_plain(config), as_plain(settings), backbone)
             before = RunConfig(as_plain(preset), as_plain(dataset.config_type()), preset_backbone)
             outside = {"method": method.distribution, "dataset": dataset.distribution}
@@ -197,7 +201,7 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
                 dataset=name,
                 protocol=facts.protocol,
                 fingerprint=facts.fingerprint(),
-                standin=standin,
+                standin=kind == "standin",
                 quick=request.quick,
                 preset=request.preset if own_preset else DEFAULT_PRESET,
                 config=resolved,
@@ -209,7 +213,7 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
                     if _setting(resolved, key, method.name, name)
                     != _setting(before, key, method.name, name)
                 },
-                data_kind="standin" if standin else "release",
+                data_kind=kind,
             )
             for seed in request.seeds:
                 jobs.append(replace(first, seed=seed, identity={**common, "seed": seed}))
@@ -231,12 +235,12 @@ def _method_config(
     dataset: str,
     request: Request,
     overrides: Mapping[str, Mapping[str, str]],
-    standin: bool,
+    kind: DataKind,
 ) -> Any:
     """Build a method's configuration: defaults, then the preset, then the user's overrides."""
     folder, quick = request.presets, request.quick
     preset = preset_values(
-        method, dataset, request.preset, folder=folder, quick=quick, standin=standin
+        method, dataset, request.preset, folder=folder, quick=quick, data_kind=kind
     )
     values = with_overrides(preset, overrides.get(method.name, {}))
     config = build_config(method.config_type, values, method.name)

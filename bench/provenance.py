@@ -84,6 +84,7 @@ class Provenance:
     Attributes:
         seed_tree: the root seed, and how every stream derives from it.
         label_digest: of the labels of all splits, as they were loaded.
+        pixel_digest: of a sample of the loaded images; none in records made before there was one.
         code: digest of the sources that computed it; none in records of schema 1.
     """
 
@@ -92,6 +93,7 @@ class Provenance:
     device: str | None = None
     threads: int | None = None
     label_digest: str | None = None
+    pixel_digest: str | None = None
     environment: Environment = field(default_factory=Environment)
     git: GitState = field(default_factory=GitState)
     code: str | None = None

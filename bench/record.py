@@ -315,6 +315,7 @@ class Record:
                 "device": origin.device,
                 "threads": origin.threads,
                 "label_digest": origin.label_digest,
+                "pixel_digest": origin.pixel_digest,
                 "metrics": {split: m.to_json() for split, m in self.outcome.metrics.items()},
             }
             if self.partition is not None:
@@ -333,9 +334,9 @@ class Record:
             job = Job.from_json(raw)
         except (TypeError, KeyError) as error:
             raise BenchError(f"the record lacks a field: {error}") from error
-        origin = ("device", "threads", "label_digest", "command", "seed_tree", "code")
+        origin = ("device", "threads", "label_digest", "pixel_digest", "command", "seed_tree")
         provenance = replace(
-            _read_flat(Provenance, raw, origin),
+            _read_flat(Provenance, raw, (*origin, "code")),
             environment=read_part(Environment, raw["environment"]),
             git=read_part(GitState, raw["git"]),
             plugin=_read_optional(Plugin, raw.get("plugin")),
@@ -372,8 +373,8 @@ RECORD_KEYS = {
     *("schema_version", "run_id", "status"),
     *(STORED_NAMES.get(own.name, own.name) for own in fields(Job)),
     *("seed_tree", "command", "environment", "git", "code", "plugin", "stages", "selection"),
-    *("peak_memory_bytes", "energy_kwh", "device", "threads", "label_digest", "metrics"),
-    *("partition", "failure", "audit", "files", "checksum"),
+    *("peak_memory_bytes", "energy_kwh", "device", "threads", "label_digest", "pixel_digest"),
+    *("metrics", "partition", "failure", "audit", "files", "checksum"),
 }
 """The keys of a record; a method's details may have none of them."""
 

@@ -47,6 +47,7 @@ from datasets.config import Values
 from datasets.errors import BenchError
 from datasets.files import atomic_file, set_aside, with_checksum
 from datasets.lock import Lock, LockBusy, LockLost
+from datasets.pixels import pixel_digest
 from methods.backbones import LENETS
 from methods.base import get_method
 
@@ -188,6 +189,7 @@ def fit_task(job: Job, data: LoadedData, options: RunOptions, store: Store) -> F
         stages=store.stages.resolve(),
         supervision=granted,
         label_digest=data.label_digest,
+        pixel_digest=pixel_digest({split: data.splits[split] for split in ("train", "val")}),
         not_before=options.not_before,
         cores=options.threads_for(job),
         code=code_of(job),
@@ -257,6 +259,7 @@ def save_run(
         device=torch.cuda.get_device_name(options.device) if cuda else "cpu",
         threads=options.threads_for(job),
         label_digest=data.label_digest,
+        pixel_digest=data.pixel_digest or None,
     )
     record = replace(record, provenance=origin)
     model = dict(fitted.module.state_dict()) if options.keep_models and not trial else None

@@ -1,8 +1,8 @@
 """Unpacking archives of unknown origin: all of an archive or nothing, and nothing outside.
 
-An archive from the web may be cut off, may be a quota page, and may name files outside of the
-folder it is unpacked into. Each of these ends in an error that says so, and in no half folder that
-a loader would take for data.
+An archive from the web may be cut off, may be a quota page, may name files outside of the folder it
+is unpacked into, and may unpack to more than any disk holds. Each of these ends in an error that
+says so, and in no half folder that a loader would take for data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from datasets.errors import BenchError, DataCorrupt
 from datasets.fetch import BLOCK_BYTES, RERUN, looks_like_html, web_page_error
-from datasets.files import DATA, storage_errors
+from datasets.files import DATA, StorageError, storage_errors
+
+# Far above the largest archive there is reason to unpack: CelebA has 202,600 files and 1.5 GB.
+MOST_MEMBERS = 1_000_000
+MOST_BYTES = 64 << 30
 
 
 def unpack(archive: Path, into: Path) -> None:
@@ -27,6 +31,7 @@ def unpack(archive: Path, into: Path) -> None:
     Refused: absolute names, `..`, device files, and links that are absolute, contain `..` or sit in
     a zip. Links that only point downwards cannot leave the folder, however they are chained, so
     this does not rest on the standard library's filter alone, whose early versions had holes.
+    Refused before it is written, too: more members or bytes than the limits, or than fit the disk.
     """
     if into.exists() and any(into.iterdir()):
         raise BenchError(f"{into} is already there", f"move it away and {RERUN}")
@@ -53,8 +58,10 @@ def unpack(archive: Path, into: Path) -> None:
 
 
 def _unpack_tar(archive: Path, staging: Path) -> None:
+    limits = Limits(archive, staging)
     with tarfile.open(archive, "r:*") as tar:
         for member in tar:
+            limits.count(member.size)
             _check_name(member.name, archive)
             if member.islnk() or member.issym():
                 _check_name(member.linkname, archive)
@@ -65,13 +72,42 @@ def _unpack_tar(archive: Path, staging: Path) -> None:
 
 
 def _unpack_zip(archive: Path, staging: Path) -> None:
+    limits = Limits(archive, staging)
     with zipfile.ZipFile(archive) as zipped:
+        for member in zipped.infolist():  # never writes more of a member than its size says
+            limits.count(member.file_size)
         for member in zipped.infolist():
             _check_name(member.orig_filename, archive)
             kind = stat.S_IFMT(member.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise _bad_archive(archive, f"'{member.filename}' is a link or a device")
             zipped.extract(member, staging)
+
+
+class Limits:
+    """Counts what an archive unpacks to, and refuses what is too much."""
+
+    def __init__(self, archive: Path, staging: Path) -> None:
+        self.archive = archive
+        self.free = shutil.disk_usage(staging).free
+        self.members = self.size = 0
+
+    def count(self, size: int) -> None:
+        """Count a member of this size; raise where the archive is too large with it."""
+        self.members += 1
+        self.size += size
+        if self.members > MOST_MEMBERS or self.size > MOST_BYTES:
+            raise DataCorrupt(
+                f"{self.archive} is refused: it unpacks to more than {MOST_MEMBERS:,} files or "
+                f"{MOST_BYTES / 2**30:,.0f} GB, which no dataset here does",
+                f"delete {self.archive} and fetch it from where it was released",
+            )
+        if self.size > self.free:
+            raise StorageError(
+                f"no room left to unpack {self.archive}: it needs more than {self.size:,} bytes, "
+                f"{self.free:,} are free",
+                DATA.if_full,
+            )
 
 
 def _check_name(name: str, archive: Path) -> None:

@@ -23,6 +23,9 @@ from datasets.transforms import Transform
 
 SPLITS = ("train", "val", "test")
 
+DataKind = Literal["release", "standin", "rebuilt", "subset", "own"]
+"""What data is; only runs on a release are published."""
+
 
 class GroupLabelsHidden(BenchError):
     """A method read group labels that its supervision tier does not grant."""
@@ -52,6 +55,8 @@ class Facts:
         group_counts: expected samples per group and split; a split with no published counts is
             left out.
         label_digest: pinned digest of all labels, where the real files were at hand to pin it.
+        pixel_digest: pinned digest of the images that a run samples, where it is known.
+        full_pixel_digest: pinned digest of all images, where it is known.
         codes: short class names, for the names of leaves and for plots.
         group_sets: named sets of groups, where there are too many groups to take in at a glance.
         pair_aurocs: the AUROCs that are evaluated besides the overall one, by metric name, where
@@ -73,6 +78,8 @@ class Facts:
     eval_transform: Transform
     extra_groupings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     label_digest: str | None = None
+    pixel_digest: str | None = None
+    full_pixel_digest: str | None = None
     codes: tuple[str, ...] = ()
     group_sets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     pair_aurocs: Mapping[str, PairAuroc] = field(default_factory=dict)
@@ -89,8 +96,10 @@ class Facts:
         """Hash the constants that determine which samples carry which labels.
 
         Transforms are left out: they are configuration and enter a job's id by themselves. So are
-        names and groupings that only evaluation uses.
+        names and groupings that only evaluation uses. Digests of pixels count where they are known,
+        so that a protocol without any keeps the fingerprint it had before there were such digests.
         """
+        pixels = {"pixels": self.pixel_digest, "all_pixels": self.full_pixel_digest}
         identity = {
             "name": self.name,
             "protocol": self.protocol,
@@ -99,6 +108,7 @@ class Facts:
             "counts": dict(self.counts),
             "group_counts": {split: list(n) for split, n in self.group_counts.items()},
             "label_digest": self.label_digest,
+            **{name: pinned for name, pinned in pixels.items() if pinned is not None},
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -228,17 +238,19 @@ class LoadedData:
     Attributes:
         label_digest: digest of the labels of every split, also of those that were not loaded;
             empty where the data was not read from disk.
+        pixel_digest: digest of a sample of the loaded images; empty likewise.
     """
 
     facts: Facts
     splits: Mapping[str, LabelledSplit]
-    standin: bool = False
+    data_kind: DataKind = "release"
     label_digest: str = ""
+    pixel_digest: str = ""
 
     @property
-    def data_kind(self) -> Literal["standin", "release"]:
-        """Whether the data is a synthetic stand-in or the released one."""
-        return "standin" if self.standin else "release"
+    def standin(self) -> bool:
+        """Whether the data is a synthetic stand-in."""
+        return self.data_kind == "standin"
 
     def to(self, device: torch.device) -> LoadedData:
         """Return the same data with image batches on `device`; labels stay on the CPU."""

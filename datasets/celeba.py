@@ -8,6 +8,7 @@ Deviations: none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -24,8 +25,10 @@ from datasets.photos import (
     read_table,
     require_columns,
 )
+from datasets.pixels import Size
 
 WANTED = ("Blond_Hair", "Male")
+ALIGNED_SIZE = (178, 218)  # width and height of every aligned and cropped image
 LABEL_DIGEST = "8db50d338042021ae56b51d6f59d2d99dbe27b22b549d86240fc3ad8d1334914"
 
 
@@ -89,6 +92,11 @@ class Celeba(PhotoDataset):
                 "group": (2 * y + (joined["Male"] == 1)).to_numpy(),
             }
         )
+
+    def why_not_release(self, sizes: Sequence[Size]) -> str:
+        """Compare sizes: all released images have one."""
+        other = [f"{w} x {h}" for w, h in sizes if (w, h) != ALIGNED_SIZE]
+        return f"there are images of {other[0]}, the released ones are 178 x 218" if other else ""
 
 
 def _list_file(folder: Path, name: str) -> Path | None:

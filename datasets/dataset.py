@@ -19,6 +19,7 @@ from torch import Tensor
 
 from datasets.base import (
     SPLITS,
+    DataKind,
     Facts,
     LabelledSplit,
     Labels,
@@ -26,10 +27,18 @@ from datasets.base import (
     check_counts,
     label_digest,
 )
-from datasets.errors import BenchError, DataMissing, UsageError
+from datasets.errors import BenchError, DataCorrupt, DataMissing, UsageError
 from datasets.fetch import Log, get_command
 from datasets.images import Images
-from datasets.standins.marker import Marker, read_marker
+from datasets.pixels import ImageCheck, Size, image_sizes, pixel_digest
+from datasets.standins.marker import (
+    ORIGIN_EXAMPLE,
+    ORIGIN_NAME,
+    Marker,
+    Origin,
+    read_marker,
+    read_origin,
+)
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done, and how much there is."""
@@ -68,10 +77,18 @@ def silent(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Where a dataset was found, and the marker of a stand-in if it is one."""
+    """Where a dataset was found, and what says that it is a stand-in or rebuilt, if it is."""
 
     folder: Path
     marker: Marker | None
+    origin: Origin | None = None
+
+    @property
+    def data_kind(self) -> DataKind:
+        """What the data is, as far as its folder says."""
+        if self.marker is not None:
+            return "standin"
+        return "release" if self.origin is None else "rebuilt"
 
     @property
     def standin(self) -> bool:
@@ -92,6 +109,7 @@ class Dataset(ABC):
             own metric, and the average accuracy beside a worst-group accuracy.
         metric_titles: how tables spell the metrics.
         source: what `bench data get` fetches for it; the name by default.
+        files_pinned: whether `check_files` compares all files with known sums, pixels among them.
         distribution: the installed package that brought it; None for those of this repository.
     """
 
@@ -103,6 +121,7 @@ class Dataset(ABC):
     table_metrics: ClassVar[tuple[str, ...]] = ()
     metric_titles: ClassVar[Mapping[str, str]] = METRIC_TITLES
     source: ClassVar[str] = ""
+    files_pinned: ClassVar[bool] = False
     distribution: str | None = None
 
     @abstractmethod
@@ -135,9 +154,19 @@ class Dataset(ABC):
         """Check sums of files that have a pinned one; datasets without such files do nothing."""
         return
 
-    def bad_files(self, folder: Path, config: Any, progress: Progress) -> list[str]:
-        """Return every unreadable image with the reason; datasets without image files have none."""
-        return []
+    def check_images(self, folder: Path, config: Any, progress: Progress) -> ImageCheck:
+        """Read every image and digest the pixels of all."""
+        labels = self.labels(folder, config)
+        images = self.images(folder, config, labels, progress)
+        splits = {name: LabelledSplit(part, images[name]) for name, part in labels.items()}
+        return ImageCheck(pixel_digest(splits), pixel_digest(splits, whole=True))
+
+    def why_not_release(self, sizes: Sequence[Size]) -> str:
+        """Return why images of these sizes cannot be the released ones, if that is known.
+
+        Says something of a release whose pixels are not pinned.
+        """
+        return ""
 
     def fetch(self, root: Path, log: Log) -> bool:
         """Fetch the dataset if that needs no person; return whether it is there now.
@@ -173,7 +202,7 @@ class Dataset(ABC):
         for path in self.search_paths:
             folder = root / path
             if folder.is_dir() and self.matches(folder):
-                return OnDisk(folder, read_marker(folder))
+                return OnDisk(folder, read_marker(folder), read_origin(folder))
         return None
 
     def require(self, root: Path) -> OnDisk:
@@ -184,9 +213,17 @@ class Dataset(ABC):
         return found
 
     def info_on_disk(self, config: Any, found: OnDisk | None) -> Facts:
-        """Return the facts of what is on disk: the protocol's, or a stand-in's own."""
+        """Return the facts of what is on disk: the protocol's, or those of what stands for it.
+
+        Rebuilt data has the labels of the release, and is checked against them.
+        """
         facts = self.facts(config)
-        if found is None or found.marker is None:
+        if found is None or found.data_kind == "release":
+            return facts
+        facts = replace(facts, pixel_digest=None, full_pixel_digest=None)
+        if found.origin is not None:
+            facts = replace(facts, protocol=f"{facts.protocol}-rebuilt-{found.origin.name}")
+        if found.marker is None:
             return facts
         marker = found.marker
         counts = {split: sum(groups.values()) for split, groups in marker.counts.items()}
@@ -235,12 +272,41 @@ class Dataset(ABC):
             labels = {name: quick_subset(part, QUICK_SIZES[name]) for name, part in labels.items()}
         wanted = {name: labels[name] for name in SPLITS if name in splits}
         images = self.images(found.folder, config, wanted, progress)
+        opened = {name: LabelledSplit(part, images[name]) for name, part in wanted.items()}
+        digest = pixel_digest(opened)
+        if found.data_kind == "release":
+            comparable = not quick and len(opened) == len(SPLITS)
+            pinned = facts.pixel_digest if comparable else None
+            self.require_release(found, pinned, digest, image_sizes(opened))
         return LoadedData(
             facts,
-            {name: LabelledSplit(part, images[name]) for name, part in wanted.items()},
-            standin=found.standin,
+            opened,
+            data_kind=found.data_kind,
             label_digest=label_digest(labels),
+            pixel_digest=digest,
         )
+
+    def require_release(
+        self, found: OnDisk, pinned: str | None, digest: str, sizes: Sequence[Size]
+    ) -> None:
+        """Raise `DataCorrupt` where images are not the released ones and nothing says so.
+
+        Args:
+            found: where they are.
+            pinned: the digest of the release's pixels, where it is known.
+            digest: the digest that was found.
+            sizes: the different sizes of the images.
+        """
+        why = self.why_not_release(sizes)
+        if pinned not in (None, digest):
+            why = f"expected pixel digest {pinned}, found {digest}"
+        if why:
+            raise DataCorrupt(
+                f"the images of {self.name} in {found.folder} are not the released ones: {why}",
+                f"get the release (python -m bench data get {self.name}); to use these images, "
+                "labelled as rebuilt and kept out of published tables, put a file "
+                f"{ORIGIN_NAME} into that folder that says {ORIGIN_EXAMPLE}",
+            )
 
 
 def quick_subset(labels: Labels, size: int) -> Labels:

@@ -85,7 +85,7 @@ def download(
     hubs publish only that.
     """
     if target.exists():
-        _check_sums(target, url, sha256, md5)
+        check_sums(target, url, sha256, md5)
         return target
     part = target.with_name(target.name + ".part")
     with storage_errors(target, DATA):
@@ -93,7 +93,7 @@ def download(
         resumed = part.exists() and part.stat().st_size > 0
         _complete(url, part, target, progress, timeout)
         try:
-            _check_sums(part, url, sha256, md5)
+            check_sums(part, url, sha256, md5)
         except DataCorrupt:
             # Bytes that are wrong must not be continued by the next attempt.
             part.unlink()
@@ -193,7 +193,14 @@ def web_page_error(source: object, target: Path) -> DataCorrupt:
     )
 
 
-def _check_sums(path: Path, url: str, sha256: str | None, md5: str | None) -> None:
+def describe_sum(path: Path, compared: str = "") -> str:
+    """Return in a line by which published sum a file was checked, or its own if there is none."""
+    if compared:
+        return f"{path.name} has the published {compared}"
+    return f"{path.name} is not pinned (no sum was published): its SHA-256 is {sha256_of(path)}"
+
+
+def check_sums(path: Path, url: object, sha256: str | None, md5: str | None) -> None:
     """Raise `DataCorrupt` with both sums where a file differs from a known one."""
     for kind, expected, measure in (("SHA-256", sha256, sha256_of), ("MD5", md5, md5_of)):
         if expected and not (actual := measure(path)).startswith(expected.lower()):

@@ -29,6 +29,7 @@ class MnistDataset(Dataset):
 
     search_paths: ClassVar[tuple[str, ...]] = ("mnist", "MNIST/raw", ".")
     source: ClassVar[str] = "mnist"
+    files_pinned: ClassVar[bool] = True
 
     def matches(self, folder: Path) -> bool:
         """Return whether the four files are in `folder` itself."""

@@ -26,7 +26,7 @@ from datasets.errors import BenchError, DataCorrupt, DataMissing
 from datasets.fetch import Log, download, fetch_lock, get_command, sha256_of
 from datasets.files import DATA, storage_errors
 from datasets.idx import on_disk, open_idx
-from datasets.standins.marker import refuse_standin
+from datasets.standins.marker import refuse_marked
 
 SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -78,7 +78,7 @@ def ensure_mnist(root: Path, log: Log, sources: Sequence[MnistSource] | None = N
     stand-in is never completed with real files.
     """
     found = find_mnist(root)
-    refuse_standin(found or root / "mnist")
+    refuse_marked(found or root / "mnist")
     if found is not None:
         verify_mnist(found)
         log(f"mnist: already there, verified: {found}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -17,13 +17,16 @@ from datasets.base import SPLITS, Labels
 from datasets.dataset import Dataset, Progress, silent
 from datasets.decode import (
     FOLDER_NAME,
-    decode_error,
+    decode,
+    decode_all,
     decoded_folder,
     find_mapped,
     mapped_images,
+    remove_damaged,
 )
 from datasets.errors import DataCorrupt, UsageError
 from datasets.images import Images
+from datasets.pixels import SAMPLED, ImageCheck, PixelDigest, spread
 from datasets.transforms import RandomResizedCrop, ResizedCentreCrop, Transform
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -107,18 +110,35 @@ class PhotoDataset(Dataset):
         """Check the labels and decode the images that were not decoded before."""
         self.load(root, config, progress, splits=splits, quick=quick)
 
-    def bad_files(self, folder: Path, config: Any, progress: Progress) -> list[str]:
-        """Decode every image and list those that fail, with the reason."""
-        files = [folder / file for file in self.table(folder, config)["file"]]
-        bad = []
-        with ThreadPoolExecutor() as pool:
-            for done, (file, error) in enumerate(
-                zip(files, pool.map(decode_error, files), strict=True), start=1
-            ):
-                progress(f"checking {self.name}", done, len(files))
-                if error is not None:
-                    bad.append(f"{file}: {error}")
-        return bad
+    def check_images(self, folder: Path, config: Any, progress: Progress) -> ImageCheck:
+        """Decode every image file, digest the pixels, and check what was decoded before."""
+        parts = _by_split(self._whole_numbers(folder, config))
+        ordered = {name: part.sort_values("id")["file"].tolist() for name, part in parts.items()}
+        files = [folder / file for part in ordered.values() for file in part]
+        sampled = {part[place] for part in ordered.values() for place in spread(len(part), SAMPLED)}
+        sample, whole, sizes, bad = PixelDigest(), PixelDigest(), set(), []
+        decoded = zip(files, decode_all(files, _image_or_error), strict=True)
+        for done, (file, image) in enumerate(decoded, start=1):
+            progress(f"checking {self.name}", done, len(files))
+            if isinstance(image, str):
+                bad.append(f"{file}: {image}")
+                continue
+            whole.add(image)
+            sizes.add((image.shape[1], image.shape[0]))
+            if str(file.relative_to(folder)) in sampled:
+                sample.add(image)
+        places = dict.fromkeys((decoded_folder(folder), folder / FOLDER_NAME))
+        notes = [note for place in places for note in remove_damaged(place, f"{self.name}-")]
+        digests = ("", "") if bad else (sample.hexdigest(), whole.hexdigest())
+        return ImageCheck(*digests, sorted(sizes), bad, notes)
+
+
+def _image_or_error(file: Path) -> np.ndarray | str:
+    """Decode an image, or return why that cannot be done."""
+    try:
+        return decode(file)
+    except DataCorrupt as error:
+        return str(error.__cause__)
 
 
 def _open(

@@ -14,10 +14,18 @@ from pathlib import Path
 from datasets.archives import unpack
 from datasets.catalogue import load_datasets
 from datasets.errors import DataCorrupt, DataMissing, UsageError, did_you_mean
-from datasets.fetch import Log, download, fetch_lock, get_command, sha256_of
+from datasets.fetch import (
+    Log,
+    check_sums,
+    describe_sum,
+    download,
+    fetch_lock,
+    get_command,
+    sha256_of,
+)
 from datasets.files import DATA, storage_errors
 from datasets.mnist_source import ensure_mnist
-from datasets.standins.marker import refuse_standin
+from datasets.standins.marker import refuse_marked
 from datasets.weights_source import fetch_weights, find_weights
 
 WATERBIRDS = "waterbird_complete95_forest2water2"
@@ -27,6 +35,7 @@ WATERBIRDS_METADATA_SHA256 = "2f023b9dc371f6fbb82c7cb810ff0f03e19c54c8055a2e3751
 CELEBA_IMAGES = "img_align_celeba"
 CELEBA_LISTS = ("list_attr_celeba", "list_eval_partition")
 CELEBA_ARCHIVES = ("archive.zip", "celeba-dataset.zip", "img_align_celeba.zip")
+CELEBA_MD5 = {"img_align_celeba.zip": "00d2c5bc6d35e252742224ab0c1e8fcb"}  # as torchvision has it
 CELEBA_STEPS = """get it by hand:
   1. log in at https://www.kaggle.com/datasets/jessicali9530/celeba-dataset and press Download
      (or run: kaggle datasets download jessicali9530/celeba-dataset)
@@ -86,7 +95,7 @@ def _get_plug_in(name: str, root: Path, log: Log) -> Path:
 
 def _find_waterbirds(root: Path) -> Path | None:
     folder = root / "waterbirds" / WATERBIRDS
-    refuse_standin(folder)
+    refuse_marked(folder)
     metadata = folder / "metadata.csv"
     if not metadata.is_file():
         return None
@@ -104,6 +113,7 @@ def _fetch_waterbirds(root: Path, log: Log) -> Path:
     archive = folder.with_name(f"{WATERBIRDS}.tar.gz")
     log(f"waterbirds: {'using' if archive.exists() else 'downloading'} {archive}")
     download(WATERBIRDS_URL, archive, progress=_percent("waterbirds", log))
+    log(f"waterbirds: {describe_sum(archive)}")
     staging = _unpack_beside(archive)
     if not (staging / WATERBIRDS / "metadata.csv").is_file():
         shutil.rmtree(staging)
@@ -139,7 +149,7 @@ def _unpack_beside(archive: Path) -> Path:
 
 def _find_celeba(root: Path) -> Path | None:
     folder = root / "celeba"
-    refuse_standin(folder)
+    refuse_marked(folder)
     if _celeba_lacks(folder):
         return None
     partition = _celeba_list(folder, "list_eval_partition")
@@ -175,6 +185,9 @@ def _fetch_celeba(root: Path, log: Log) -> Path:
     _arrange_celeba(folder, folder)
     for archive in (folder / name for name in CELEBA_ARCHIVES):
         if archive.is_file() and _celeba_lacks(folder):
+            md5 = CELEBA_MD5.get(archive.name)
+            check_sums(archive, "the authors' Google Drive", None, md5)
+            log(f"celeba: {describe_sum(archive, 'MD5' if md5 else '')}")
             log(f"celeba: unpacking {archive}")
             staging = _unpack_beside(archive)
             _arrange_celeba(staging, folder)
@@ -209,7 +222,7 @@ def _arrange_celeba(where: Path, folder: Path) -> None:
 
 def _find_isic(root: Path) -> Path | None:
     for folder in (root / "isic", root / "isic" / "processed"):
-        refuse_standin(folder)
+        refuse_marked(folder)
         images = folder / "images"
         if (folder / "labels.csv").is_file() and images.is_dir() and any(images.iterdir()):
             return folder

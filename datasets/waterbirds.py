@@ -7,6 +7,7 @@ Transforms follow the NCT paper, which is GroupDRO's optional augmented branch. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -22,6 +23,7 @@ from datasets.photos import (
     read_table,
     require_columns,
 )
+from datasets.pixels import Size
 
 RELEASE = "waterbird_complete95_forest2water2"
 LABEL_DIGEST = "de7dafdd9139ca95f7d001e82ca286af732a37955aabda616d9f392dbd485ff5"
@@ -94,3 +96,8 @@ class Waterbirds(PhotoDataset):
                 "group": 2 * table["y"] + table["place"],
             }
         )
+
+    def why_not_release(self, sizes: Sequence[Size]) -> str:
+        """Compare sizes: the released photographs have those of CUB's, which differ."""
+        one = [f"all are {w} x {h}, the released ones of many sizes" for w, h in sizes]
+        return one[0] if len(one) == 1 else ""

@@ -2,28 +2,30 @@
 
 Only these weights make the published numbers comparable (torchvision's later default is another
 recipe). A file the user put in place is checked and used, because compute nodes see neither host.
+Both hosts' files are known by their SHA-256.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import urllib.error
 import urllib.request
+from functools import cache
 from pathlib import Path
 
 from datasets.errors import DataCorrupt, DataMissing
-from datasets.fetch import Log, download, get_command
+from datasets.fetch import Log, describe_sum, download, get_command, sha256_of
 
 FETCHED_BACKBONES = ("resnet50", "resnet50.tv_in1k")
 """The networks whose weights `bench data get weights` fetches."""
 
 WEIGHTS_REPOSITORY = "timm/resnet50.tv_in1k"
 WEIGHTS_FILE = "resnet50.tv_in1k.safetensors"
+WEIGHTS_SHA256 = "5d061a3c593d795bfe682d9b152bafbcf550579873492def3515b46db1189888"
 TORCHVISION_WEIGHTS_FILE = "resnet50-0676ba61.pth"
 TORCHVISION_WEIGHTS_URL = f"https://download.pytorch.org/models/{TORCHVISION_WEIGHTS_FILE}"
-TORCHVISION_WEIGHTS_SHA256 = "0676ba61"  # the eight digits in its name are all that is published
+TORCHVISION_WEIGHTS_SHA256 = "0676ba61b6795bbe1773cffd859882e5e297624d384b6993f7c9e683e722fb8a"
 WEIGHTS_STEPS = """get them by hand:
   1. on a machine with a network, download {url}
   2. put it, under that name, in {folder}
@@ -34,10 +36,11 @@ WEIGHTS_STEPS = """get them by hand:
 def find_weights(root: Path) -> Path | None:
     """Find checked weights under `root`; nothing is written."""
     folder = root / "weights"
-    if (folder / WEIGHTS_FILE).is_file():
-        return _whole_safetensors(folder / WEIGHTS_FILE)
-    there = (folder / TORCHVISION_WEIGHTS_FILE).is_file()
-    return _weights_from_torchvision(folder) if there else None
+    known = {WEIGHTS_FILE: WEIGHTS_SHA256, TORCHVISION_WEIGHTS_FILE: TORCHVISION_WEIGHTS_SHA256}
+    for name, sha256 in known.items():
+        if (folder / name).is_file():
+            return _checked(folder / name, sha256)
+    return None
 
 
 def fetch_weights(root: Path, log: Log) -> Path:
@@ -47,7 +50,9 @@ def fetch_weights(root: Path, log: Log) -> Path:
     reasons: list[str] = []
     for fetch in (_weights_from_hub, _weights_from_torchvision):
         try:
-            return fetch(folder)
+            found = fetch(folder)
+            log(f"weights: {describe_sum(found, 'SHA-256')}")
+            return found
         except (DataMissing, DataCorrupt) as error:
             reasons.append(error.message)
             log(f"weights: {error.message}")
@@ -77,7 +82,10 @@ def _weights_from_hub(folder: Path) -> Path:
         raise DataMissing(f"{WEIGHTS_REPOSITORY} (Hugging Face): {reason}") from error
     partial = folder / f"{WEIGHTS_FILE}.part"
     shutil.copyfile(cached, partial)
-    return _whole_safetensors(partial).replace(folder / WEIGHTS_FILE)
+    try:
+        return _checked(partial, WEIGHTS_SHA256).replace(folder / WEIGHTS_FILE)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _weights_from_torchvision(folder: Path) -> Path:
@@ -85,17 +93,19 @@ def _weights_from_torchvision(folder: Path) -> Path:
     return download(TORCHVISION_WEIGHTS_URL, target, sha256=TORCHVISION_WEIGHTS_SHA256)
 
 
-def _whole_safetensors(path: Path) -> Path:
-    """Check that a file is whole and holds a ResNet: no published sum exists to compare with."""
-    try:
-        with path.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            header = json.loads(handle.read(min(length, 10_000_000)))
-        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-        whole = "conv1.weight" in header and path.stat().st_size == 8 + length + max(ends)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        remedy = "delete it and run `python -m bench data get weights`"
-        raise DataCorrupt(f"{path} is not a complete ResNet-50 safetensors file", remedy)
+def _checked(path: Path, sha256: str) -> Path:
+    """Return a file that has the known sum; raise `DataCorrupt` otherwise."""
+    now = path.stat()
+    if (actual := _sum_of(path, now.st_size, now.st_mtime_ns)) != sha256:
+        raise DataCorrupt(
+            f"{path} is not the released ResNet-50: its SHA-256 is {actual}, expected {sha256}",
+            "delete it and run `python -m bench data get weights`, or use it on purpose with "
+            "--set backbone.weights=FILE",
+        )
     return path
+
+
+@cache
+def _sum_of(path: Path, size: int, changed: int) -> str:
+    """Return the SHA-256 of a file; every plan asks, and once is enough while it is the same."""
+    return sha256_of(path)

@@ -95,8 +95,8 @@ def _print_variants(campaign: Campaign, cells: Sequence[CampaignCell], grid: Gri
         found = [grid.statuses[job.run_id].record for job in own]
         done = [record for record in found if record is not None and record.done]
         trees = [tree for record in done if (tree := TreeRecord.of(record)) is not None]
-        notes = ["stand-in"] * own[0].standin + ["quick"] * own[0].quick
-        dataset = cell.dataset + (f" ({', '.join(notes)})" if notes else "")
+        labels = own[0].labels
+        dataset = cell.dataset + (f" ({', '.join(labels)})" if labels else "")
         variant = cell.variant.title + (" (default)" if cell.is_default else "")
         figures = ([read(tree) for tree in trees] for read in TERMINAL_COLUMNS.values())
         runs = f"{len(done)} of {len(own)}"

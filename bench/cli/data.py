@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli.list import SPLITS, count_groups, dataset_rows, state
@@ -15,9 +16,72 @@ from datasets.base import Facts, Labels
 from datasets.catalogue import datasets_from, get_dataset, load_datasets
 from datasets.dataset import Dataset, OnDisk, Progress
 from datasets.errors import BenchError, DataCorrupt
+from datasets.pixels import ImageCheck
 from datasets.sources import get
 
-Checked = tuple[Facts, OnDisk, Mapping[str, Labels]]
+
+@dataclass(frozen=True)
+class Verified:
+    """A dataset whose labels and images hold."""
+
+    dataset: Dataset
+    facts: Facts
+    found: OnDisk
+    labels: Mapping[str, Labels]
+    images: ImageCheck
+
+    @property
+    def pixels_pinned(self) -> bool:
+        """Whether all pixels were compared with those of the release."""
+        known = self.facts.full_pixel_digest is not None or self.dataset.files_pinned
+        return known and self.found.data_kind == "release"
+
+    def lines(self) -> list[str]:
+        """Return in sentences what was verified, and what could not be."""
+        counted = "equal to the protocol's" if self.facts.counts else "not asserted by the protocol"
+        labels = "pinned, equal" if self.facts.label_digest is not None else "not pinned"
+        pixels = "pinned, equal" if self.pixels_pinned else "not pinned"
+        origin = self.found.origin
+        return [
+            *([f"{origin.name}: {origin.note}"] if origin is not None and origin.note else []),
+            f"counts: {counted}; labels: {labels}",
+            f"pixels {pixels}: digest {self.images.full_digest} of all images, "
+            f"{self.images.sample_digest} of those a run samples",
+            *(f"note: {note}" for note in self.images.notes),
+        ]
+
+    def as_json(self) -> dict[str, object]:
+        """Return the counts and digests."""
+        facts, images = self.facts, self.images
+        return {
+            "name": self.dataset.name,
+            "protocol": facts.protocol,
+            "standin": self.found.standin,
+            "data_kind": self.found.data_kind,
+            "folder": str(self.found.folder),
+            "groups": facts.groups,
+            "unions": facts.group_sets,
+            "counts": {split: len(own) for split, own in self.labels.items()},
+            "group_counts": count_groups(self.labels, len(facts.groups)),
+            "labels_pinned": facts.label_digest is not None,
+            "pixels_pinned": self.pixels_pinned,
+            "pixel_digest": images.sample_digest,
+            "full_pixel_digest": images.full_digest,
+            "notes": images.notes,
+        }
+
+    def print(self) -> None:
+        """Print the counts, and below them what was verified."""
+        facts, counts = self.facts, count_groups(self.labels, len(self.facts.groups))
+        rows = [(g, *(f"{counts[s][i]:,}" for s in SPLITS)) for i, g in enumerate(facts.groups)]
+        for title, members in facts.group_sets.items():
+            rows.append((title, *(f"{sum(counts[s][g] for g in members):,}" for s in SPLITS)))
+        rows.append(("all", *(f"{sum(counts[s]):,}" for s in SPLITS)))
+        unpinned = "" if self.pixels_pinned else " but for pixels"
+        kinds = {"release": f"verified{unpinned}", "standin": "stand-in"}
+        kind = kinds.get(self.found.data_kind, f"{self.found.data_kind}, not the release")
+        print_table(f"{self.dataset.name} ({facts.protocol}): {kind}", ("group", *SPLITS), rows)
+        print("\n".join(self.lines()))
 
 
 def run(arguments: Namespace) -> None:
@@ -50,7 +114,7 @@ def _get(name: str, root: Path) -> Path:
     """Fetch, unless the dataset lies in any of the places where it is looked for."""
     dataset = load_datasets().get(name)
     found = dataset.locate(root) if dataset is not None else None
-    if found is not None and not found.standin:
+    if found is not None and found.data_kind == "release":
         log(f"{name}: already there: {found.folder}")
         return found.folder
     return get(name, root, log)
@@ -58,25 +122,53 @@ def _get(name: str, root: Path) -> Path:
 
 def _verify(names: Sequence[str], root: Path, *, as_json: bool) -> None:
     """Recount every dataset and decode its images; every problem is listed before it ends."""
-    checked: dict[str, Checked] = {}
+    verified: list[Verified] = []
     problems: list[BenchError] = []
     with closing(PreparationBar()) as bar:
         for name in _meant(names, root):
-            dataset = get_dataset(name)
+            before = len(problems)
             try:
-                checked[name] = dataset.check(root, dataset.config_type())
+                found = _verify_one(get_dataset(name), root, bar, problems)
             except BenchError as error:
                 problems.append(error)
-            problems += _undecodable(dataset, root, bar)
+            if len(problems) == before:
+                verified.append(found)
     if as_json:
-        print_json([_as_json(name, found) for name, found in checked.items()])
+        print_json([own.as_json() for own in verified])
     else:
-        for name, found in checked.items():
-            _print_counts(name, found)
+        for own in verified:
+            own.print()
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise DataCorrupt("\n".join(str(problem) for problem in problems))
+
+
+def _verify_one(
+    dataset: Dataset, root: Path, progress: Progress, problems: list[BenchError]
+) -> Verified:
+    """Check labels and images of a dataset; adds what is wrong with its images to `problems`."""
+    config = dataset.config_type()
+    found = dataset.require(root)
+    try:
+        facts, found, labels = dataset.check(root, config)
+    except BenchError:
+        with suppress(BenchError):  # the labels may be what is broken
+            problems += _unreadable(dataset.check_images(found.folder, config, progress))
+        raise
+    images = dataset.check_images(found.folder, config, progress)
+    problems += _unreadable(images)
+    if found.data_kind == "release" and not images.bad_files:
+        dataset.require_release(found, facts.pixel_digest, images.sample_digest, images.sizes)
+        dataset.require_release(found, facts.full_pixel_digest, images.full_digest, images.sizes)
+    return Verified(dataset, facts, found, labels, images)
+
+
+def _unreadable(images: ImageCheck) -> list[BenchError]:
+    bad = images.bad_files
+    message = f"{len(bad)} unreadable image(s):\n    " + "\n    ".join(bad)
+    remedy = "replace them by the released files and verify again"
+    return [DataCorrupt(message, remedy)] if bad else []
 
 
 def _meant(names: Sequence[str], root: Path) -> list[str]:
@@ -89,41 +181,3 @@ def _meant(names: Sequence[str], root: Path) -> list[str]:
         else:
             meant += [name] if name in known else datasets_from(name) or [get_dataset(name).name]
     return [*dict.fromkeys(meant)]
-
-
-def _undecodable(dataset: Dataset, root: Path, progress: Progress) -> list[BenchError]:
-    found = dataset.locate(root)
-    if found is None:
-        return []
-    try:
-        bad = dataset.bad_files(found.folder, dataset.config_type(), progress)
-    except BenchError:
-        return []  # the labels themselves are broken, which the recount has said
-    message = f"{len(bad)} unreadable image(s):\n    " + "\n    ".join(bad)
-    remedy = "replace them by the released files and verify again"
-    return [DataCorrupt(message, remedy)] if bad else []
-
-
-def _as_json(name: str, checked: Checked) -> dict[str, object]:
-    facts, found, labels = checked
-    return {
-        "name": name,
-        "protocol": facts.protocol,
-        "standin": found.standin,
-        "folder": str(found.folder),
-        "groups": facts.groups,
-        "unions": facts.group_sets,
-        "counts": {split: len(own) for split, own in labels.items()},
-        "group_counts": count_groups(labels, len(facts.groups)),
-    }
-
-
-def _print_counts(name: str, checked: Checked) -> None:
-    facts, found, labels = checked
-    counts = count_groups(labels, len(facts.groups))
-    rows = [(g, *(f"{counts[s][i]:,}" for s in SPLITS)) for i, g in enumerate(facts.groups)]
-    for title, members in facts.group_sets.items():
-        rows.append((title, *(f"{sum(counts[s][g] for g in members):,}" for s in SPLITS)))
-    rows.append(("all", *(f"{sum(counts[s]):,}" for s in SPLITS)))
-    kind = "stand-in" if found.standin else "verified"
-    print_table(f"{name} ({facts.protocol}): {kind}", ("group", *SPLITS), rows)

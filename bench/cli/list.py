@@ -75,6 +75,7 @@ def dataset_rows(root: Path) -> list[dict[str, Any]]:
                 "group_counts": group_counts,
                 "on_disk": found is not None,
                 "standin": found is not None and found.standin,
+                "data_kind": "" if found is None else found.data_kind,
                 "folder": str(found.folder) if found is not None else "",
                 "get_command": get_command(name, root),
             }
@@ -84,7 +85,8 @@ def dataset_rows(root: Path) -> list[dict[str, Any]]:
 
 def state(row: Mapping[str, Any]) -> str:
     """Return in a word whether a dataset is on disk."""
-    return ("stand-in" if row["standin"] else "yes") if row["on_disk"] else "no"
+    words = {"": "no", "release": "yes", "standin": "stand-in"}
+    return words.get(row["data_kind"], str(row["data_kind"]))
 
 
 def count_groups(labels: Mapping[str, Labels], groups: int) -> dict[str, tuple[int, ...]]:

@@ -122,9 +122,8 @@ def _headings(name: str, found: Sequence[Mapping[str, float | None]]) -> dict[st
 
 def _notes(job: Job) -> list[str]:
     """Return what keeps a row out of the paper's tables."""
-    notes = ["stand-in"] * job.standin + ["quick"] * job.quick
     changed = [f"{key}={value}" for key, value in job.overrides.items()]
-    return notes + (changed if len(changed) <= 2 else [f"{len(changed)} settings changed"])
+    return job.labels + (changed if len(changed) <= 2 else [f"{len(changed)} settings changed"])
 
 
 def mean_and_spread(values: Sequence[float | None], digits: int | None = None) -> str:

@@ -43,7 +43,7 @@ def _facts(record: Record) -> list[tuple[str, object]]:
         ("status", record.status),
         ("command", record.provenance.command),
         ("data", f"{job.dataset} ({job.protocol}), {job.fingerprint}"),
-        ("stand-in", "yes" if job.standin else "no"),
+        ("kind of data", job.data_kind),
         (f"{harness}commit", f"{git.commit}{' with changes' if git.dirty else ''}"),
         ("code", record.provenance.code),
         ("method", _listed(job.config.method)),

@@ -62,8 +62,12 @@ def count_data(root: Path) -> dict[str, DataCounts]:
 def _counts_of(dataset: Dataset, root: Path) -> DataCounts:
     config = dataset.config_type()
     facts, found = dataset.facts(config), dataset.locate(root)
-    reason = "the data is not on disk" if found is None else "only a stand-in is on disk"
-    if found is not None and not found.standin:
+    if found is None:
+        reason = "the data is not on disk"
+    else:
+        only = "a stand-in" if found.standin else f"{found.data_kind} data"
+        reason = f"only {only} is on disk"
+    if found is not None and found.data_kind == "release":
         try:
             _, _, labels = dataset.check(root, config)
             sizes = {split: len(part) for split, part in labels.items()}

@@ -154,7 +154,7 @@ class Workload:
             part = torch.arange(self.effort.split)[:count]
             labels = Labels(part, self.y[part], torch.zeros_like(part))
             splits[name] = LabelledSplit(labels, MemoryImages(self.pixels[part]))
-        data = LoadedData(self.facts, splits, standin=True)
+        data = LoadedData(self.facts, splits, data_kind="standin")
         return data.task(BackboneSpec(self.facts.backbone), train_groups=False, val_groups=False)
 
     def recipe(self, batch: int) -> TrainConfig:

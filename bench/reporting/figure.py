@@ -164,9 +164,8 @@ def _write(
 
 def dataset_label(run: Run) -> str:
     """Return the title of a run's dataset, with what keeps the run from being a result."""
-    job = run.job
-    marks = ", ".join(["stand-in"] * job.standin + ["quick"] * job.quick)
-    return names.dataset_title(job.dataset) + (f" ({marks})" if marks else "")
+    marks = ", ".join(run.job.labels)
+    return names.dataset_title(run.job.dataset) + (f" ({marks})" if marks else "")
 
 
 def seeds_text(runs: Sequence[Run]) -> str:

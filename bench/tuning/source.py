@@ -90,9 +90,9 @@ class Tuning:
 
     @property
     def name(self) -> str:
-        """The study's name; quick and stand-in studies are others, and are called so."""
-        standin = self.base_job.standin
-        return tuned_name(self.method, self.dataset, quick=self.quick, standin=standin)
+        """The study's name; studies of quick runs, or not on the release, are called so."""
+        kind = self.base_job.data_kind
+        return tuned_name(self.method, self.dataset, quick=self.quick, data_kind=kind)
 
     @property
     def folder(self) -> Path:

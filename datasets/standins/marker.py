@@ -1,12 +1,14 @@
-"""The marker that tells a stand-in from the real data.
+"""The markers that tell a stand-in, or a dataset that somebody rebuilt, from the release.
 
-A result on synthetic pictures must never reach a table of real ones. The marker lies in the folder
-of the label file, so that a reader of the labels sees it without knowing how they were made.
+A result on other pictures must never reach a table of the released ones. A marker lies in the
+folder of the label file, so that a reader of the labels sees it without knowing how they were made.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 from datasets.errors import DataCorrupt, UsageError
 
 MARKER_NAME = "standin.json"
+ORIGIN_NAME = "origin.toml"
+ORIGIN_EXAMPLE = 'kind = "rebuilt" and, in the next line, name = "NAME"'
 NOTE = "synthetic stand-in, not the real data"
 
 Counts = dict[str, dict[str, int]]
@@ -28,6 +32,43 @@ class Marker:
     size: int
     seed: int
     counts: Counts
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What `origin.toml` says of data that has the release's labels but not its pictures.
+
+    Attributes:
+        name: lower-case letters, digits and dashes; it is part of the protocol's name, so that runs
+            on two such datasets are never taken for each other.
+        note: what it was made from, in a sentence.
+    """
+
+    name: str
+    note: str = ""
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """Return what `origin.toml` in `folder` says, or None where there is none.
+
+    Raises:
+        DataCorrupt: The file is there but says nothing that is understood.
+    """
+    path = Path(folder) / ORIGIN_NAME
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise DataCorrupt(f"{path} cannot be read: {error}", f"write {ORIGIN_EXAMPLE}") from error
+    name, note = content.get("name"), content.get("note", "")
+    named = isinstance(name, str) and re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", name) is not None
+    if content.get("kind") != "rebuilt" or not named:
+        raise DataCorrupt(
+            f"{path} does not say what the data is",
+            f"write {ORIGIN_EXAMPLE} (lower-case letters, digits, dashes)",
+        )
+    return Origin(str(name), str(note))
 
 
 def write_marker(folder: Path, marker: Marker) -> None:
@@ -66,19 +107,24 @@ def read_marker(folder: Path) -> Marker | None:
     return _parsed(path, content)
 
 
-def refuse_standin(folder: Path) -> None:
-    """Raise where real data is asked for and `folder` holds a stand-in.
+def refuse_marked(folder: Path) -> None:
+    """Raise where the release is asked for and `folder` holds something else.
 
-    Fetching must neither take a stand-in for the data nor tell the user to delete it.
+    Fetching must neither take that for the release nor tell the user to delete it.
 
     Raises:
         UsageError: The folder carries a marker.
     """
-    marker = read_marker(folder)
+    marker, origin = read_marker(folder), read_origin(folder)
     if marker is not None:
         raise UsageError(
             f"{folder} is a stand-in for {marker.dataset}, not the real data",
             "choose another --data-root for the real data, so that the stand-in stays as it is",
+        )
+    if origin is not None:
+        raise UsageError(
+            f"{folder} is rebuilt data ({origin.name}), not the release",
+            "choose another --data-root for the release, so that the rebuilt data stays as it is",
         )
 
 

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from datasets.base import DataKind
 from datasets.config import build_config
 from datasets.errors import UsageError
 from methods.base import Method
@@ -59,9 +60,10 @@ def _sourced(entry: dict[str, Any], tables: dict[str, Any]) -> Sourced:
     return Sourced(values, entry["source"])
 
 
-def tuned_name(method: str, dataset: str, *, quick: bool, standin: bool) -> str:
-    """Return the name of a tuned preset and its study; smoke runs and stand-ins have their own."""
-    return f"{method}-{dataset}" + "-standin" * standin + "-quick" * quick
+def tuned_name(method: str, dataset: str, *, quick: bool, data_kind: DataKind) -> str:
+    """Return the name of a tuned preset and its study, which says if they are no release's."""
+    other = f"-{data_kind}" if data_kind != "release" else ""
+    return f"{method}-{dataset}{other}" + "-quick" * quick
 
 
 def read_tuned(method: str, name: str, folder: Path | None) -> dict[str, Sourced] | None:
@@ -81,12 +83,12 @@ def has_preset(
     *,
     folder: Path | None = None,
     quick: bool = False,
-    standin: bool = False,
+    data_kind: DataKind = "release",
 ) -> bool:
     """Return whether a preset has values of this method's own; arguments as of `preset_values`."""
     if preset == "paper":
         return method.name in read_presets(dataset)
-    name = tuned_name(method.name, dataset, quick=quick, standin=standin)
+    name = tuned_name(method.name, dataset, quick=quick, data_kind=data_kind)
     return read_tuned(method.name, name, folder) is not None
 
 
@@ -97,7 +99,7 @@ def preset_values(
     *,
     folder: Path | None = None,
     quick: bool = False,
-    standin: bool = False,
+    data_kind: DataKind = "release",
 ) -> dict[str, Any]:
     """Return the values of a preset; a method without one in the paper's runs on its defaults.
 
@@ -107,14 +109,14 @@ def preset_values(
         preset: `paper` or `tuned`.
         folder: where the user's tuned presets are.
         quick: whether the preset is for smoke runs, which have tuned presets of their own.
-        standin: whether it is for stand-in data, which has tuned presets of its own.
+        data_kind: what data it is for; a stand-in or rebuilt data has tuned presets of its own.
     """
     if preset not in PRESETS:
         raise UsageError(f"unknown preset '{preset}'", f"choose from {', '.join(PRESETS)}")
     if preset == "paper":
         entries = read_presets(dataset).get(method.name, {})
     else:
-        name = tuned_name(method.name, dataset, quick=quick, standin=standin)
+        name = tuned_name(method.name, dataset, quick=quick, data_kind=data_kind)
         found = read_tuned(method.name, name, folder)
         if found is None:
             smoke = " --quick" if quick else ""

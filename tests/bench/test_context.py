@@ -509,6 +509,14 @@ def test_a_stage_of_other_labels_is_computed_again(tmp_path: Path) -> None:
     assert not other.stage_costs[0].reused
 
 
+def test_a_stage_of_other_pixels_is_computed_again(tmp_path: Path) -> None:
+    make_context(tmp_path, pixel_digest="one").stage(toy(), TASK, three_epochs)
+    for pixels, reused in (("one", True), ("two", False)):
+        other = make_context(tmp_path, run=f"other-{pixels}", pixel_digest=pixels)
+        other.stage(toy(), TASK, three_epochs)
+        assert other.stage_costs[0].reused is reused
+
+
 def test_checkpoints_of_other_code_are_not_taken_up(tmp_path: Path) -> None:
     """Half a training by one code and half by another would be a run of neither."""
     first = make_context(tmp_path, code="aaaa")

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import signal
 import stat
@@ -188,20 +189,99 @@ def test_changed_files_are_decoded_anew(files: list[Path], tmp_path: Path) -> No
     assert_holds(mapped_images(files[::-1], target, silent), files[::-1])
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove index", "garble header", "no pixels"])
-def test_a_damaged_cache_is_decoded_anew(files: list[Path], tmp_path: Path, damage: str) -> None:
+DAMAGES = {
+    "truncate": r"have [\d,]+ bytes instead of",
+    "zero": "have a wrong checksum in block 0 of 1",
+    "foreign pixels": "have a wrong checksum in block 0 of 1",
+    "foreign": "belong to other image files",
+    "flip index": "have an index with a wrong checksum",
+    "remove index": r"lack their \.npy file",
+    "garble header": "cannot be read",
+    "older header": "were made by an older version, without checksums",
+    "no pixels": r"lack their \.u8 file",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_is_decoded_anew(
+    files: list[Path], tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     target = tmp_path / "cache"
     mapped_images(files, target, silent)
     pixels, header = Path(f"{target}.u8"), Path(f"{target}.json")
+    other = write_pictures(tmp_path / "others", SIZES[::-1])
+    mapped_images(other, tmp_path / "other", silent)
     if damage == "truncate":
         pixels.write_bytes(pixels.read_bytes()[:-1])
+    elif damage == "zero":
+        pixels.write_bytes(bytes(pixels.stat().st_size))
+    elif damage == "foreign pixels":
+        assert Path(tmp_path / "other.u8").stat().st_size == pixels.stat().st_size
+        (tmp_path / "other.u8").replace(pixels)
+    elif damage == "foreign":
+        for ending in ("u8", "json", "npy"):
+            (tmp_path / f"other.{ending}").replace(f"{target}.{ending}")
+    elif damage == "flip index":
+        index = bytearray(Path(f"{target}.npy").read_bytes())
+        index[-1] ^= 1
+        Path(f"{target}.npy").write_bytes(index)
+    elif damage == "older header":
+        known = json.loads(header.read_text())
+        header.write_text(json.dumps({k: known[k] for k in ("identity", "bytes", "images")}))
     elif damage == "remove index":
         Path(f"{target}.npy").unlink()
     elif damage == "garble header":
-        header.write_text(json.dumps({"identity": "other"}))
+        header.write_text(header.read_text()[:40])
     else:
         pixels.unlink()
+    assert not caplog.messages
     assert_holds(mapped_images(files, target, silent), files)
+    (note,) = caplog.messages
+    assert re.search(DAMAGES[damage], note) and str(target) in note and "decoding again" in note
+    assert_holds(mapped_images(files, target, silent), files)
+    assert len(caplog.messages) == 1, "once"
+
+
+def test_opening_checks_some_blocks_and_verifying_all(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(decode, "CHECKED_BLOCKS", 4)
+    monkeypatch.setattr(decode.cache_fault, "__defaults__", (4,))
+    target = tmp_path / "cache"
+    mapped_images(files, target, silent)
+    pixels = bytearray(Path(f"{target}.u8").read_bytes())
+    assert decode.remove_damaged(tmp_path, "cache") == []
+    blocks = -(-len(pixels) // 100)
+    unchecked = next(n for n in range(blocks) if n not in decode.spread(blocks, 4))
+    pixels[unchecked * 100 + 99] ^= 1
+    Path(f"{target}.u8").write_bytes(pixels)
+    assert decode.find_mapped(files, target) is not None, "too little to be seen at a glance"
+    (note,) = decode.remove_damaged(tmp_path, "cache")
+    assert f"wrong checksum in block {unchecked} of {blocks}" in note
+    assert decode.find_mapped(files, target) is None
+    assert_holds(mapped_images(files, target, silent), files)
+
+
+def grey_16(values: list[list[int]]) -> Image.Image:
+    return Image.fromarray(np.array(values, dtype=np.uint16))
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_images_of_16_bits_are_scaled(tmp_path: Path, suffix: str) -> None:
+    values = [[0, 255, 256], [32768, 65279, 65535]]
+    grey_16(values).save(tmp_path / f"grey.{suffix}")
+    pixels = decode.decode(tmp_path / f"grey.{suffix}")
+    assert pixels.shape == (2, 3, 3) and pixels.dtype == np.uint8
+    assert pixels[..., 0].tolist() == [[0, 0, 1], [128, 254, 255]]
+    assert np.array_equal(pixels[..., 0], pixels[..., 2])
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_images_of_32_bits_are_refused(tmp_path: Path, kind: Any) -> None:
+    Image.fromarray(np.array([[0, 70000]], dtype=kind)).save(tmp_path / "deep.tif")
+    with pytest.raises(DataCorrupt, match=r"pixels of 32 bits .* have no known scale"):
+        decode.decode(tmp_path / "deep.tif")
 
 
 def test_an_unreadable_image_is_named_and_nothing_is_kept(

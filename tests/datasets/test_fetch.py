@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import http.server
 import io
@@ -17,13 +16,16 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from datasets import sources, standins, weights_source
+from datasets import archives, sources, standins, weights_source
 from datasets.archives import unpack
 from datasets.errors import BenchError, DataCorrupt, DataMissing, UsageError
 from datasets.fetch import default_data_root, download, get_command, md5_of, sha256_of
+from datasets.files import StorageError
 
 REPOSITORY = Path(__file__).parents[2]
 BODY = bytes(range(256)) * 4096
@@ -404,6 +406,26 @@ def test_celeba_short_of_images_or_absent(tmp_path: Path) -> None:
         sources.get("celeba", tmp_path, print)
 
 
+def test_a_celeba_archive_with_a_known_name_must_have_the_known_sum(tmp_path: Path) -> None:
+    kaggle_zip(tmp_path / "celeba" / "img_align_celeba.zip")
+    with pytest.raises(DataCorrupt, match=r"has the MD5 .* expected 00d2c5bc6d35"):
+        sources.get("celeba", tmp_path, print)
+    (tmp_path / "celeba" / "img_align_celeba.zip").rename(tmp_path / "celeba" / "archive.zip")
+    lines: list[str] = []
+    sources.get("celeba", tmp_path, lines.append)
+    assert any("archive.zip is not pinned" in line and "SHA-256 is " in line for line in lines)
+
+
+def test_rebuilt_data_is_not_taken_for_the_release(tmp_path: Path) -> None:
+    folder = tmp_path / "isic"
+    (folder / "images").mkdir(parents=True)
+    (folder / "images" / "a.jpg").write_bytes(b"jpeg")
+    (folder / "labels.csv").write_text("Image Index\n")
+    (folder / "origin.toml").write_text('kind = "rebuilt"\nname = "mine"\n')
+    with pytest.raises(UsageError, match=r"is rebuilt data \(mine\), not the release"):
+        sources.get("isic", tmp_path, print)
+
+
 def test_isic_needs_a_person_unless_it_is_there(tmp_path: Path) -> None:
     with pytest.raises(DataMissing) as caught:
         sources.get("isic", tmp_path, print)
@@ -412,6 +434,57 @@ def test_isic_needs_a_person_unless_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "isic" / "images" / "a.jpg").write_bytes(b"jpeg")
     (tmp_path / "isic" / "labels.csv").write_text("Image Index\n")
     assert sources.get("isic", tmp_path, print) == tmp_path / "isic"
+
+
+def absurd_archive(path: Path, kind: str, members: int, size: int) -> None:
+    """Zeros, which pack to next to nothing."""
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as zipped:
+            for index in range(members):
+                zipped.writestr(f"{index}", bytes(size))
+    else:
+        with tarfile.open(path, "w:gz") as tar:
+            for index in range(members):
+                member = tarfile.TarInfo(f"{index}")
+                member.size = size
+                tar.addfile(member, io.BytesIO(bytes(size)))
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+@pytest.mark.parametrize(("members", "size"), [(1, 4_000_001), (5, 1_000_000), (11, 0)])
+def test_archives_that_unpack_to_too_much_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, members: int, size: int
+) -> None:
+    monkeypatch.setattr(archives, "MOST_MEMBERS", 10)
+    monkeypatch.setattr(archives, "MOST_BYTES", 4_000_000)
+    written: list[int] = []
+    for opener in (zipfile.ZipFile, tarfile.TarFile):
+        real = opener.extract
+
+        def counted(self: Any, member: Any, *args: Any, real: Any = real, **named: Any) -> Any:
+            written.append(getattr(member, "file_size", 0) or getattr(member, "size", 0))
+            return real(self, member, *args, **named)
+
+        monkeypatch.setattr(opener, "extract", counted)
+    absurd_archive(tmp_path / f"bomb.{kind}", kind, members, size)
+    with pytest.raises(DataCorrupt, match=r"is refused: it unpacks to more than 10 files or"):
+        unpack(tmp_path / f"bomb.{kind}", tmp_path / "into")
+    assert sum(written) <= 4_000_000, "nothing is written beyond the limit"
+    assert kind != "zip" or not written, "a zip says beforehand what is in it"
+    assert os.listdir(tmp_path) == [f"bomb.{kind}"]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_archives_that_do_not_fit_the_disk_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    absurd_archive(tmp_path / f"large.{kind}", kind, 1, 5001)
+    usage = SimpleNamespace(free=5000)
+    monkeypatch.setattr(archives.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StorageError, match="needs more than 5,001 bytes, 5,000 are free"):
+        unpack(tmp_path / f"large.{kind}", tmp_path / "into")
+    usage.free = 5001
+    unpack(tmp_path / f"large.{kind}", tmp_path / "into")
 
 
 @pytest.mark.parametrize("name", ["mnist", "cmnist", "waterbirds", "celeba", "isic"])
@@ -440,8 +513,30 @@ def test_weights_are_checked_and_missing_ones_explained(
         sources.get("weights", tmp_path, print)
     assert "--set backbone.weights=FILE" in caught.value.remedy
     monkeypatch.setattr(weights_source, "TORCHVISION_WEIGHTS_URL", host.url)
-    monkeypatch.setattr(weights_source, "TORCHVISION_WEIGHTS_SHA256", SHA256[:8])
-    assert sources.get("weights", tmp_path, print).name == weights_source.TORCHVISION_WEIGHTS_FILE
-    (tmp_path / "weights" / weights_source.WEIGHTS_FILE).write_bytes(gzip.compress(b"not it"))
-    with pytest.raises(DataCorrupt, match="safetensors"):
+    name, lines = weights_source.TORCHVISION_WEIGHTS_FILE, []
+    with pytest.raises(DataMissing, match=f"has the SHA-256 {SHA256}, expected 0676ba61"):
         sources.get("weights", tmp_path, print)
+    monkeypatch.setattr(weights_source, "TORCHVISION_WEIGHTS_SHA256", SHA256)
+    assert sources.get("weights", tmp_path, lines.append).name == name
+    assert f"weights: {name} has the published SHA-256" in lines
+    assert sources.get("weights", tmp_path, print).name == name
+    (tmp_path / "weights" / name).write_bytes(BODY[:-1] + b"x")
+    with pytest.raises(DataCorrupt, match="is not the released ResNet-50"):
+        sources.get("weights", tmp_path, print)
+
+
+def test_weights_of_the_hub_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole safetensors file of a ResNet is not yet the one that is meant."""
+    hub = pytest.importorskip("huggingface_hub")
+    header = b'{"conv1.weight":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    content = len(header).to_bytes(8, "little") + header + b"data"
+    (tmp_path / "cached").write_bytes(content)
+    cached = str(tmp_path / "cached")
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *names: cached)
+    monkeypatch.setattr(weights_source, "TORCHVISION_WEIGHTS_URL", "http://127.0.0.1:9/missing")
+    with pytest.raises(DataMissing, match=r"is not the released ResNet-50.*expected 5d061a3c"):
+        sources.get("weights", tmp_path, print)
+    assert not list((tmp_path / "weights").iterdir())
+    sha256 = hashlib.sha256(content).hexdigest()
+    monkeypatch.setattr(weights_source, "WEIGHTS_SHA256", sha256)
+    assert sources.get("weights", tmp_path, print).name == weights_source.WEIGHTS_FILE

@@ -174,15 +174,18 @@ def test_unreadable_images_are_named_all_of_them(name: str, root: Path) -> None:
     table = dataset.table(folder, config)  # type: ignore[attr-defined]
     files = [folder / file for file in table["file"]]
     seen: list[int] = []
-    assert dataset.bad_files(folder, config, lambda what, done, total: seen.append(done)) == []
+    sound = dataset.check_images(folder, config, lambda what, done, total: seen.append(done))
+    assert sound.bad_files == [] and sound.full_digest
     assert seen == list(range(1, len(files) + 1))
     truncated, page, absent = files[3], files[7], files[-1]
     truncated.write_bytes(truncated.read_bytes()[:-300])
     page.write_bytes(b"<!DOCTYPE html>")
     absent.unlink()
-    bad = dataset.bad_files(folder, config, lambda *at: None)
-    assert [line.split(": ")[0] for line in bad] == [str(truncated), str(page), str(absent)]
-    assert "truncated" in bad[0] and "No such file" in bad[2]
+    found = dataset.check_images(folder, config, lambda *at: None)
+    assert not found.full_digest and not found.sample_digest
+    bad = dict(line.split(": ", 1) for line in found.bad_files)
+    assert set(bad) == {str(truncated), str(page), str(absent)}
+    assert "truncated" in bad[str(truncated)] and "No such file" in bad[str(absent)]
     with pytest.raises(DataCorrupt, match="is not a readable image") as caught:
         dataset.load(root, config)
     assert any(str(file) in caught.value.message for file in (truncated, page, absent))

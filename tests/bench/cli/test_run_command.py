@@ -28,6 +28,7 @@ RECORD_FIELDS = {
     *("protocol", "data_fingerprint", "standin", "quick", "preset", "overrides", "variant"),
     *("config", "seed", "seed_tree", "selection", "stages", "peak_memory_bytes", "device"),
     *("threads", "environment", "git", "metrics", "identity", "data_kind", "code", "plugin"),
+    *("label_digest", "pixel_digest"),
 }
 RUN_FIELDS = {"run_id", "method", "dataset", "seed", "variant", "status", "reason", "path"}
 GRID_FIELDS = {

@@ -204,6 +204,13 @@ def test_absence_names_what_became_of_the_runs() -> None:
     assert runs.absence("jtt", "umnist") == "not run"
 
 
+def test_runs_on_data_that_is_not_the_release_are_left_out() -> None:
+    """Even under the release's own protocol and id."""
+    job = jobs("erm", "umnist")[0]
+    (run,) = collection(record(job, 90.0, data_kind="rebuilt")).runs
+    assert (run.kind, run.reason) == ("left out", "rebuilt data")
+
+
 def test_records_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.write(record(jobs("erm", "umnist")[0], 90.0))

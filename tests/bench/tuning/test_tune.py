@@ -134,7 +134,9 @@ def test_quick_and_stand_in_presets_are_not_taken_for_real_ones(tmp_path: Path) 
     with pytest.raises(UsageError, match="erm-umnist'"):
         preset_values(METHODS["erm"], "umnist", "tuned", folder=tmp_path)
     with pytest.raises(UsageError, match="erm-umnist-standin-quick"):
-        preset_values(METHODS["erm"], "umnist", "tuned", folder=tmp_path, quick=True, standin=True)
+        preset_values(
+            METHODS["erm"], "umnist", "tuned", folder=tmp_path, quick=True, data_kind="standin"
+        )
 
 
 def test_settings_hold_in_every_trial(tmp_path: Path) -> None:
