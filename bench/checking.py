@@ -515,9 +515,9 @@ def _wrong_metrics(record: Record, split: str, low: Metrics, high: Metrics) -> I
                 computed = least if least == most else f"{least} to {most}"
                 yield f"{name} is {said}, and {computed} by the predictions"
     for name in ("group_accuracy", "group_count"):
-        pairs = identity_changes(getattr(stored, name), getattr(low, name))
-        for group, (said, right) in pairs.items():
-            yield f"{name}.{group} is {said}, and {right} by the predictions"
+        changes = identity_changes(getattr(stored, name), getattr(low, name))
+        for group, (own, right) in changes.items():
+            yield f"{name}.{group} is {own}, and {right} by the predictions"
 
 
 def _wrong_partition(record: Record, folder: Path, truth: Truth) -> Iterator[str]:

@@ -37,7 +37,7 @@ MEANINGS = {
 STALE_SECONDS = 3600.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Item:
     """Files that go together, and the lock of whoever may be using them."""
 
@@ -63,7 +63,7 @@ class Item:
         return True
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace) -> None:
     """Show what each kind takes, and free the named ones, or all with --yes."""
     for name in arguments.kinds:
         if name not in CLEANED:
@@ -75,28 +75,25 @@ def run(arguments: Namespace) -> int:
     busy = any(_is_busy(store) for store in stores)
     items = [item for store in stores for item in _items(store, busy)]
     items += _decoded(arguments.data_root, busy)
-    sizes = {id(item): item.size() for item in items}
-    left = [item for item in items if item.kind in chosen and not item.free()]
-    gone = [item for item in items if item.kind in chosen and item not in left]
     rows = []
     for kind in CLEANED:
-        own = [item for item in items if item.kind == kind]
-        freed = sum(sizes[id(item)] for item in own if item in gone)
-        in_use = sum(item in left or item.in_use for item in own)
-        row = {"kind": kind, "items": len(own), "bytes": sum(sizes[id(i)] for i in own)}
-        rows.append({**row, "freed": freed, "in_use": in_use})
+        own = {item: item.size() for item in items if item.kind == kind}
+        freed = {item for item in own if kind in chosen and item.free()}
+        row = {"items": len(own), "bytes": sum(own.values())}
+        row["freed"] = sum(own[item] for item in freed)
+        row["in_use"] = sum(item.in_use or (kind in chosen and item not in freed) for item in own)
+        rows.append((kind, row))
     if arguments.json:
-        print_json({"kinds": rows})
-        return 0
-    shown = [
-        (r["kind"], r["items"], _megabytes(r["bytes"]), _megabytes(r["freed"]), r["in_use"])
-        for r in rows
-    ]
+        print_json({"kinds": [{"kind": kind, **row} for kind, row in rows]})
+        return
+    shown = []
+    for kind, row in rows:
+        sizes = (f"{row[name] / 1e6:.1f} MB" for name in ("bytes", "freed"))
+        shown.append((kind, row["items"], *sizes, row["in_use"], MEANINGS[kind]))
     columns = ("kind", "items", "takes", "freed", "in use", "what it is")
-    print_table(f"besides the runs in {root}", columns, [(*r, MEANINGS[r[0]]) for r in shown])
+    print_table(f"besides the runs in {root}", columns, shown)
     if not chosen:
         log("nothing was freed: name what to free, or give --yes for all of it")
-    return 0
 
 
 def _items(store: Store, busy: bool) -> Iterator[Item]:
@@ -173,7 +170,3 @@ def _size(path: Path) -> int:
         with contextlib.suppress(OSError):  # it may go while we look
             total += file.stat().st_size if file.is_file() else 0
     return total
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"
