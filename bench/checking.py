@@ -16,7 +16,7 @@ import secrets
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -136,10 +136,10 @@ def check(
 def find_runs(path: Path) -> list[Path]:
     """Return the folders of the runs in a results folder, a folder of runs, or of one run."""
     if (path / "record.json").is_file():
-        return [path.resolve()]
+        return [path.absolute()]
     parent = path / "runs" if (path / "runs").is_dir() else path
     inside = sorted(parent.iterdir()) if parent.is_dir() else []
-    found = [one.resolve() for one in inside if one.is_dir() and not one.name.startswith(".")]
+    found = [one.absolute() for one in inside if one.is_dir() and not one.name.startswith(".")]
     if not any((one / "record.json").is_file() for one in found):
         raise UsageError(
             f"there are no runs in {path}",
@@ -175,7 +175,7 @@ class Checker:
         self._labels: dict[tuple[str, bool], dict[str, list[str]]] = {}  # by data and digest: runs
         self._scores: dict[str, dict[str, int]] = {}  # by digest: runs and their seeds
         self._truth = lru_cache(None)(self._read_truth)
-        self._fresh = lru_cache(None)(self._expand)
+        self._fresh: dict[str, Job] = {}  # by request: the job that it would be today
 
     def add(self, run_id: str, *problems: str) -> None:
         """Keep what does not hold of a run."""
@@ -292,13 +292,17 @@ class Checker:
         if job.preset not in (*PRESETS, DEFAULT_PRESET):
             yield f"there is no preset '{job.preset}'"
             return
-        if job.standin and get_dataset(job.dataset).locate(self.data_root) is None:
+        truth = self._truth(job.dataset, job.dataset_config(), job.fingerprint, job.quick)
+        if job.standin and not truth.labels:
             self.notes["of stand-in data that is not on disk: presets were not compared"] += 1
             return
+        asked = _request(job, self.data_root if job.standin else NO_DATA, folder)
         # The file of weights may be on another machine; what counts of it is its digest.
-        kept = tuple((key, v) for key, v in job.overrides.items() if key != "backbone.weights")
-        root, presets = self.data_root if job.standin else NO_DATA, folder.parents[1] / "presets"
-        fresh = self._fresh(job.method, job.dataset, job.preset, kept, job.quick, root, presets)
+        kept = {key: value for key, value in job.overrides.items() if key != "backbone.weights"}
+        asked = replace(asked, overrides=kept, seeds=(0,))
+        if repr(asked) not in self._fresh:
+            (self._fresh[repr(asked)],) = expand(asked)
+        fresh = self._fresh[repr(asked)]
         if fresh.preset != job.preset:
             yield f"it says preset {job.preset}, but has the settings of preset {fresh.preset}"
         changes = identity_changes(
@@ -307,21 +311,6 @@ class Checker:
         changes.pop("config.backbone.weights_sha256" if len(kept) < len(job.overrides) else "", 0)
         for name, (own, today) in changes.items():
             yield f"it says preset {job.preset}, but its {name} is {own} and not {today}"
-
-    def _expand(
-        self,
-        method: str,
-        dataset: str,
-        preset: str,
-        overrides: tuple[tuple[str, str], ...],
-        quick: bool,
-        root: Path,
-        presets: Path,
-    ) -> Job:
-        """Return the job that a run would be today, but for its seed."""
-        named = PRESETS[0] if preset == DEFAULT_PRESET else preset
-        given = dict(overrides)
-        return expand(Request((method,), (dataset,), (0,), root, named, given, quick, presets))[0]
 
     def _read_truth(self, name: str, config: Any, fingerprint: str, quick: bool) -> Truth:
         """Return what the protocol says of some data, and the labels if they are on disk."""
@@ -405,21 +394,18 @@ class Predictions:
         parts = {"train": LabelledSplit(train, NO_IMAGES), split: LabelledSplit(labels, NO_IMAGES)}
         pred = one_hot(_tensor(self.table["pred"][own]), len(self.facts.classes)).double()
         found = evaluate(LoadedData(self.facts, parts), split, pred)
-        values = {n: v for n, v in found.values.items() if n != "avg_train_weighted"}
-        if train_groups is not None:
-            values["avg_train_weighted"] = found.values["avg_train_weighted"]
-        bounds = values, values
+        values = dict(found.values)
+        if train_groups is None:
+            del values["avg_train_weighted"]
+        bounds = [values, values]
         if self.facts.metric == "auroc":
             scores = torch.from_numpy(self.scores[own])
             error = HALF_ERROR * scores.abs().sum(dim=1) + 2 * SMALLEST_HALF
-            worse = margin_score(scores) + torch.where(labels.y == 1, -error, error)
-            better = margin_score(scores) + torch.where(labels.y == 1, error, -error)
-            low, high = (aurocs(self.facts, labels, score) for score in (worse, better))
-            bounds = {**values, **_defined(low)}, {**values, **_defined(high)}
-        low_metrics, high_metrics = (
-            Metrics(own, found.group_accuracy, found.group_count) for own in bounds
-        )
-        return low_metrics, high_metrics
+            upwards = torch.where(labels.y == 1, error, -error)
+            both = (margin_score(scores) - upwards, margin_score(scores) + upwards)
+            bounds = [values | _defined(aurocs(self.facts, labels, score)) for score in both]
+        low, high = (Metrics(one, found.group_accuracy, found.group_count) for one in bounds)
+        return low, high
 
 
 def _paired(own: Labels, right: Labels) -> dict[str, tuple[Tensor, Tensor]]:
@@ -443,6 +429,14 @@ def _digest(table: pd.DataFrame, columns: Sequence[str]) -> str:
         column = table[name] == "test" if name == "split" else table[name]
         found.update(column.to_numpy().tobytes())
     return found.hexdigest()
+
+
+def _request(job: Job, data_root: Path, folder: Path) -> Request:
+    """Return what has to be asked for to get a stored job today; presets lie beside its store."""
+    preset = PRESETS[0] if job.preset == DEFAULT_PRESET else job.preset
+    named = (job.method,), (job.dataset,), (job.seed,)
+    presets = folder.parents[1] / "presets"
+    return Request(*named, data_root, preset, job.overrides, job.quick, presets)
 
 
 def _plain(values: Values) -> Values:
@@ -586,13 +580,7 @@ def make_again(checker: Checker, count: int, seed: int, log: Log) -> list[Recomp
     jobs, found = [], []
     for run_id in picked:
         folder, record = done[run_id]
-        job = record.job
-        named = PRESETS[0] if job.preset == DEFAULT_PRESET else job.preset
-        request = Request(
-            *((job.method,), (job.dataset,), (job.seed,), checker.data_root, named, job.overrides),
-            quick=job.quick,
-            presets=folder.parents[1] / "presets",
-        )
+        request = _request(record.job, checker.data_root, folder)
         (fresh,), _ = expand_on_disk(request, explicit=True, log=log)
         if fresh.run_id == run_id:
             jobs.append(fresh)

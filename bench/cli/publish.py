@@ -42,7 +42,7 @@ def run(arguments: Namespace) -> int:
         reason = refused.get(folder.name) or _obstacle(folder, classifier)
         target = store.runs / folder.name
         if not reason and target.is_dir():
-            changed = [] if target.resolve() == folder else differences(folder, target)
+            changed = [] if target.resolve() == folder.resolve() else differences(folder, target)
             if changed:
                 reason = f"another result is published: {'; '.join(changed)}"
             else:

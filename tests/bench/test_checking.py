@@ -229,7 +229,7 @@ def test_one_run_under_two_seeds_or_names_is_found(store: Path, mnist_root: Path
 
 def test_a_store_a_folder_of_runs_or_one_run(store: Path, tmp_path: Path) -> None:
     assert len(find_runs(store)) == len(find_runs(store / "runs")) == 3
-    assert find_runs(store / "runs" / CHANGED) == [(store / "runs" / CHANGED).resolve()]
+    assert find_runs(store / "runs" / CHANGED) == [(store / "runs" / CHANGED).absolute()]
     for nothing in (tmp_path / "nowhere", store / "runs" / CHANGED / "record.json"):
         with pytest.raises(UsageError, match="there are no runs in"):
             find_runs(nothing)
@@ -328,10 +328,34 @@ def test_a_run_is_made_again(quick_store: Path, digits_root: Path, tmp_path: Pat
     assert elsewhere.recomputed[0].comparison.startswith("within a tolerance (every metric within")
 
 
-def test_stand_ins_that_are_not_there_are_a_note(quick_store: Path) -> None:
-    found = bench.check(quick_store, data_root=NO_DATA)
+@pytest.mark.parametrize("root", ["no data", "the real data"])
+def test_stand_ins_that_are_not_there_are_a_note(
+    quick_store: Path, root: str, mnist_root: Path
+) -> None:
+    found = bench.check(quick_store, data_root=NO_DATA if root == "no data" else mnist_root)
     assert found.ok, found.problems
     assert any("stand-in data that is not on disk" in note for note in found.notes)
+
+
+def test_plug_ins_are_told_from_what_is_ours(quick_store: Path, tmp_path: Path) -> None:
+    shutil.copytree(quick_store, tmp_path / "changed")
+    folder = next((tmp_path / "changed" / "runs").iterdir())
+    edit_record(folder, at("plugin", value={"distribution": "theirs"}))
+    found = [one.problem for one in bench.check(folder, data_root=NO_DATA).problems]
+    assert found == [
+        "its identity and its record disagree on whether it is a plug-in's",
+        "it claims to be a run of theirs, whose method and dataset are not there",
+    ]
+
+
+def test_settings_and_identity_of_a_newer_record_agree(
+    quick_store: Path, digits_root: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(quick_store, tmp_path / "changed")
+    folder = next((tmp_path / "changed" / "runs").iterdir())
+    edit_record(folder, at("config", "method", "lr", value=0.5))
+    found = [one.problem for one in bench.check(folder, data_root=digits_root).problems]
+    assert any(one.startswith("its config.method.lr is 0.5, and ") for one in found), found
 
 
 def test_two_runs_of_a_job_are_compared_bit_by_bit(tmp_path: Path) -> None:
