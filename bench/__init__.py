@@ -7,14 +7,16 @@
     table = bench.load_results("published")                            # results as a DataFrame
     model = bench.load_model("nct-cmnist-s0")                          # a model that was kept
     page = bench.report("report", published=True)                      # tables, figures, one page
+    found = bench.check("results", recompute=2)                        # are runs what they say?
 
-The functions are in `bench.api`; they are loaded when they are first used, so that importing
-`bench` takes no time.
+The functions are in `bench.api` and `bench.checking`; they are loaded when they are first used, so
+that importing `bench` takes no time.
 """
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,20 +25,19 @@ from bench import numerics
 
 if TYPE_CHECKING:
     from bench.api import load_model, load_results, plan, report, run, tune
+    from bench.checking import check
 
 numerics.apply(os.environ.get(numerics.VARIABLE, numerics.CHOICES[0]))  # before torch is imported
 
-__all__ = ["load_model", "load_results", "plan", "report", "run", "tune"]
+__all__ = ["check", "load_model", "load_results", "plan", "report", "run", "tune"]
 
 
 def __getattr__(name: str) -> object:
-    """Load one of the functions of `bench.api`."""
+    """Load one of the library's functions."""
     if name not in __all__:
         raise AttributeError(f"module 'bench' has no attribute '{name}'")
     check_datasets_package()
-    from bench import api
-
-    return getattr(api, name)
+    return getattr(import_module("bench.checking" if name == "check" else "bench.api"), name)
 
 
 def __dir__() -> list[str]:

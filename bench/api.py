@@ -35,7 +35,7 @@ from bench.store import MODEL, RunStatus, Store
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.errors import BenchError, DataMissing, UsageError
 from datasets.fetch import Log, default_data_root, get_command
-from datasets.files import Damaged
+from datasets.files import Damaged, atomic_file
 from methods.base import Fitted, NetworkSpec, get_method, load_methods
 
 if TYPE_CHECKING:
@@ -700,7 +700,13 @@ def load_model(run: str, results: Path | str = "results") -> LoadedModel:
     return LoadedModel(record, fitted, facts)
 
 
-if __name__ == "__main__":  # writes the published runs as the one table that a wheel carries
-    path = published_folder() / PUBLISHED_TABLE
-    results_table(Store(published_folder())).to_csv(path, index=False)
-    sys.stdout.write(f"{path}\n")
+def write_results_table(store: Store) -> Path:
+    """Write the runs of a store as one table, which is what a wheel carries of the published."""
+    path = store.root / PUBLISHED_TABLE
+    with atomic_file(path) as draft:
+        results_table(store).to_csv(draft, index=False)
+    return path
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{write_results_table(Store(published_folder()))}\n")

@@ -19,6 +19,8 @@ from datasets.fetch import default_data_root
 DEFAULT_RESULTS = Path("results")
 RERUN = ("missing", "failed", "always", "never")  # as `bench.api.RERUN`, which is heavy to import
 RESUME = ("same-code", "anyway")
+CLEANED = ("stages", "work", "audits", "launches", "decoded", "leftovers")
+"""What `clean` can free."""
 DEVELOPMENT_SEED = 100  # as `bench.job.FIRST_DEVELOPMENT_SEED`, likewise
 
 
@@ -224,6 +226,32 @@ def _report(parser: ArgumentParser) -> None:
     _flag(parser, "--pdf", "build main.pdf; needs pdflatex")
 
 
+def _check(parser: ArgumentParser) -> None:
+    meaning = "a results folder, a folder of runs, or the folder of one run"
+    parser.add_argument("path", type=Path, metavar="PATH", help=meaning)
+    meaning = "make N of the runs again and compare them, bit by bit on the same kind of machine"
+    _number(parser, "--recompute", 0, meaning)
+    _number(parser, "--pick-seed", None, "chooses which (default: drawn and printed)")
+    _data_root(parser, "labels are compared with the datasets that are there")
+    _json(parser)
+
+
+def _publish(parser: ArgumentParser) -> None:
+    meaning = "a results folder, one's own or another machine's, a folder of runs, or one run"
+    parser.add_argument("path", type=Path, metavar="RUNS|STORE", help=meaning)
+    meaning = "the store to publish to (default: the published runs of this source tree)"
+    parser.add_argument("--to", type=Path, metavar="DIR", help=meaning)
+    _data_root(parser, "labels are compared with the datasets that are there")
+    _json(parser)
+
+
+def _clean(parser: ArgumentParser) -> None:
+    meaning = f"free these: {', '.join(CLEANED)} (default: only show how much each takes)"
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=meaning)
+    _flag(parser, "--yes", "free all of them")
+    _paths(parser)
+
+
 def _perf(parser: ArgumentParser) -> None:
     measured = ",".join(DEFAULT_DATASETS)
     meaning = f"stand-in images of these (default: {measured}; photos take a ResNet-50)"
@@ -247,6 +275,9 @@ VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
     "show": ("one run in full", _show),
     "explain": ("route images through a trained tree", _explain),
     "report": ("measured numbers beside the paper's", _report),
+    "check": ("whether stored runs are what their records say", _check),
+    "publish": ("put checked runs among the published ones", _publish),
+    "clean": ("what takes room besides runs, and free it", _clean),
     "perf": ("how fast the loop is, against the network alone", _perf),
 }
 """What each is for, and what adds its arguments."""
@@ -292,6 +323,13 @@ EXAMPLES = {
         "explain nct-cmnist-s0 --picture tree.png",
     ),
     "report": ("report --out report", "report --out report --published --pdf"),
+    "check": (
+        "check results",
+        "check results/published --recompute 2",
+        "check submission/runs --recompute 3 --pick-seed 1234 --json",
+    ),
+    "publish": ("publish results", "publish /mnt/other-machine/results --to results/published"),
+    "clean": ("clean", "clean stages leftovers", "clean --yes"),
     "perf": ("perf", "perf --datasets umnist --repeats 3 --json"),
 }
 

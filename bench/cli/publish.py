@@ -1,0 +1,94 @@
+"""`bench publish RUNS|STORE`: put checked runs among the published ones.
+
+Runs are copied, and the copies compared with the originals byte by byte before they take their
+place; nothing is removed from where they come from, and nothing that is published is overwritten.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+from argparse import Namespace
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench.api import write_results_table
+from bench.checking import check, differences, find_runs
+from bench.cli.arguments import published_store
+from bench.cli.output import log, print_json
+from bench.paper.campaigns import variant_specs
+from bench.record import Record, read_record
+from bench.reporting.collection import Classifier
+from bench.store import Store
+from datasets.errors import BenchError
+from datasets.files import atomic_folder
+
+FILES = ("record.json", *(f"{n}.parquet" for n in ("history", "predictions", "partition")))
+OPTIONAL = ("partition.parquet", "model.safetensors")
+PUBLISHED_SEEDS = range(10)  # the paper's, and those added for statistics
+
+
+def run(arguments: Namespace) -> int:
+    """Publish what may be; print what may not, and why."""
+    store = published_store() if arguments.to is None else Store(arguments.to)
+    folders = find_runs(arguments.path)
+    found = check(arguments.path, data_root=arguments.data_root, log=log)
+    refused: dict[str, str] = {}
+    for one in found.problems:
+        refused.setdefault(one.run_id, one.problem)
+    classifier = Classifier(variant_specs(), PUBLISHED_SEEDS)
+    new, equal = [], []
+    for folder in folders:
+        reason = refused.get(folder.name) or _obstacle(folder, classifier)
+        target = store.runs / folder.name
+        if not reason and target.is_dir():
+            changed = [] if target.resolve() == folder.resolve() else differences(folder, target)
+            if changed:
+                reason = f"another result is published: {'; '.join(changed)}"
+            else:
+                equal.append(folder.name)
+        elif not reason:
+            _copy(folder, target)
+            new.append(folder.name)
+        if reason:
+            refused[folder.name] = reason
+    table = write_results_table(store) if new else None
+    if arguments.json:
+        content = {"published": new, "already_there": equal, "refused": refused}
+        print_json({**content, "to": str(store.root), "table": table and str(table)})
+    else:
+        _print(new, equal, refused, store)
+    return 1 if refused else 0
+
+
+def _obstacle(folder: Path, classifier: Classifier) -> str:
+    """Return why a run may not be published whatever its numbers are; nothing if it may."""
+    record = read_record(folder / "record.json")
+    assert isinstance(record, Record)  # else `check` has refused it
+    placed = classifier.place(record, folder)
+    if placed.kind in ("smoke", "left out"):
+        return placed.reason
+    return "" if record.job.data_kind == "release" else f"data that is {record.job.data_kind}"
+
+
+def _copy(folder: Path, target: Path) -> None:
+    """Copy the files of a run, and nothing else that may lie there."""
+    names = [
+        n for n in (*FILES, "model.safetensors") if (folder / n).is_file() or n not in OPTIONAL
+    ]
+    with atomic_folder(target) as draft:
+        for name in names:
+            shutil.copyfile(folder / name, draft / name)
+        if filecmp.cmpfiles(folder, draft, names, shallow=False)[0] != names:
+            raise BenchError(f"{folder} was changed while it was copied", "publish it again")
+
+
+def _print(new: Iterable[str], equal: Iterable[str], refused: dict[str, str], store: Store) -> None:
+    for run_id in new:
+        print(f"published: {run_id}")
+    for run_id in equal:
+        print(f"already there, with the same results: {run_id}")
+    for run_id, reason in refused.items():
+        print(f"not published: {run_id}: {reason}")
+    counts = f"{len([*new])} published, {len([*equal])} already there, {len(refused)} refused"
+    print(f"{counts}: {store.runs}")
