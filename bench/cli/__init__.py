@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from bench.cli.parser import make_parser
     from datasets.errors import BenchError, UsageError
+    from datasets.files import NO_SPACE, RESULTS
 
     try:
         arguments = make_parser().parse_args(argv)
@@ -48,5 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except OSError as error:  # a disk can fail in places that nothing guards
-        sys.stderr.write(f"bench: {error}\n  -> check the folders the command names\n")
+        full = error.errno in NO_SPACE
+        remedy = RESULTS.if_full if full else "check the folders the command names"
+        sys.stderr.write(f"bench: {error}\n  -> {remedy}\n")
         return 2

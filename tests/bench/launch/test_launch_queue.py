@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 from dataclasses import replace
@@ -29,7 +30,7 @@ from bench.record import Status, new_record
 from bench.runner import RunOptions
 from bench.store import Store
 from datasets.errors import UsageError
-from datasets.files import append_line
+from datasets.files import StorageError, append_line
 
 
 def statuses(store: Store) -> list[str]:
@@ -62,6 +63,22 @@ def test_a_damaged_launch_is_set_aside_and_named_once(
     assert "launch y is damaged" in capsys.readouterr().err
     assert list(open_launches(store)) == [whole]
     assert capsys.readouterr().err == ""
+
+
+def test_a_launch_that_found_no_room_was_never_there(
+    jobs: list[Job], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(StorageError, match="no room left") as error:
+            launch_of(jobs, store)
+    assert "run the command again" in error.value.remedy
+    assert list(open_launches(store)) == []
+    again = launch_of(jobs, store)
+    assert list(open_launches(store)) == [again]
 
 
 def test_lost_runs_whose_jobs_cannot_be_read_are_missing(
