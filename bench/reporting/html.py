@@ -177,7 +177,7 @@ def curves(history: pd.DataFrame) -> dict[str, object]:
 def confusion(predictions: pd.DataFrame, record: Record) -> dict[str, list[list[object]]]:
     """Count a split's predictions by true group; groups in the dataset's order."""
     groups = list(record.test.group_accuracy)
-    classes = 1 + int(predictions[["pred", "y"]].max(axis=None))
+    classes = 1 + int(predictions[["pred", "y"]].to_numpy().max())
     rows: dict[str, list[list[object]]] = {}
     for split in ("val", "test"):
         own = predictions[(predictions["split"] == split) & (predictions["group"] < len(groups))]
