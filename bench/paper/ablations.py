@@ -22,7 +22,7 @@ import torch
 
 from bench.paper.campaigns import CAMPAIGNS
 from bench.paper.numbers import paper_by, paper_cell, with_verdict
-from bench.paper.trees import METHOD, Reader, TreeRecord, Trees, tree_table
+from bench.paper.trees import METHOD, Reader, TreeRecord, Trees, tree_table, with_trees
 from bench.reporting.collection import Collection, ReportInput, Run, metric_by_seed, metric_values
 from bench.reporting.main_table import by_method, method_table
 from bench.reporting.names import (
@@ -88,7 +88,7 @@ def abl_minsamples(given: ReportInput) -> Table:
         measured_cells, paper_cells = [], []
         for variant, t in settings:
             key = CellKey(METHOD, name, headline(name), f"{variant.name} iteration {t}")
-            trees = Trees.variant(given.runs, campaign.name, variant.name, name)
+            trees = Trees(with_trees(given.runs.variant(campaign.name, variant.name, name)))
             measured_cells.append(trees.cell(key, partial(metric_at, t=t)))
             paper_cells.append(paper_cell(paper[name, str(t), variant.title.lower()], key))
         title = dataset_title(name, headline(name))
@@ -118,7 +118,8 @@ def _by_variant(
         metric = headline(dataset)
         header = dataset_title(dataset, metric)
         keys = [CellKey(METHOD, dataset, metric, variant.name) for variant in campaign.variants]
-        by_column = [Trees.variant(given.runs, name, key.variant, dataset) for key in keys]
+        found = (given.runs.variant(name, key.variant, dataset) for key in keys)
+        by_column = [Trees(with_trees(runs)) for runs in found]
         paper_cells = [
             paper_cell(paper[dataset, value], key)
             for variant, key in zip(campaign.variants, keys, strict=True)

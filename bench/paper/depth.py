@@ -161,7 +161,7 @@ def draw_depth_curves(given: FigureInput) -> Drawn:
     datasets = grown_trees(given, 2)
     if not datasets:
         raise SkippedFigure("no NCT run has reached iteration 2")
-    figure, panels = plots.grid(len(datasets), 3, 2.4)
+    figure, panels = plots.grid(len(datasets), 2.4)
     paper = paper_by("depth_ablation", "dataset", "metric", "iteration")
     for axes, (label, found) in zip(panels, datasets.items(), strict=True):
         record = found[0].run.record
@@ -183,8 +183,8 @@ def draw_depth_curves(given: FigureInput) -> Drawn:
         proxies = {t: _known(found, of_iteration(t, attrgetter("pwga2"))) for t in iterations}
         marks = {t: float(np.mean(own) * 100) for t, own in proxies.items() if own}
         axes.plot(list(marks), list(marks.values()), "x", color="0.25", ms=5, label="pWGA$_2$")
-        seeds = seeds_text([one.run for one in found])
-        axes.set(title=f"{label}\n{seeds}", xlabel="iteration", ylim=(-3, 104), xticks=iterations)
+        axes.set(title=f"{label}\n{seeds_text(found)}", xlabel="iteration")
+        axes.set(ylim=(-3, 104), xticks=iterations)
         axes.legend(loc="lower right", fontsize=7)
     panels[0].set_ylabel("%")
     missing = given.missing(list(datasets))
@@ -217,7 +217,7 @@ def draw_proxy(given: FigureInput) -> Drawn:
     for (line, cloud), (label, found) in zip(panels, datasets.items(), strict=True):
         _trajectory(line, *found[0], label)
         _cloud(cloud, [epochs for _, epochs in found])
-        cloud.set_title(f"{seeds_text([run for run, _ in found])}, all epochs")
+        cloud.set_title(f"{seeds_text(found)}, all epochs")
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3)
     missing = given.missing(list(datasets))

@@ -190,7 +190,7 @@ def draw_captures(iteration: int, given: FigureInput) -> Drawn:
     panels = figure.subplots(1, len(datasets), squeeze=False, width_ratios=widths, sharey=True)
     for axes, (label, found) in zip(panels[0], datasets.items(), strict=True):
         _panel(axes, found, iteration, published=not given.smoke)
-        title = f"{label}\n{plots.seeds_text([one.run for one in found])}"
+        title = f"{label}\n{plots.seeds_text(found)}"
         axes.set(title=title, ylim=(0, 112), yticks=range(0, 101, 20))
     panels[0][0].set_ylabel("% of the group's test samples")
     missing = given.missing(list(datasets))

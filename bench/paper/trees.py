@@ -150,11 +150,6 @@ class Trees:
         found = with_trees(runs.published(METHOD, dataset))
         return Trees(found, runs.absence(METHOD, dataset))
 
-    @staticmethod
-    def variant(runs: Collection, campaign: str, variant: str, dataset: str) -> Trees:
-        """Return the trees of one campaign column on one dataset."""
-        return Trees(with_trees(runs.variant(campaign, variant, dataset)))
-
     def cell(
         self, key: CellKey, read: Reader, digits: int | None = None, missing: str = "not reached"
     ) -> Cell:

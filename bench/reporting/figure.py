@@ -7,7 +7,7 @@ colour comes with a hatch or a marker, so that a print in grey shows the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,7 +168,7 @@ def dataset_label(run: Run) -> str:
     return names.dataset_title(run.job.dataset) + (f" ({marks})" if marks else "")
 
 
-def seeds_text(runs: Sequence[Run]) -> str:
+def seeds_text(runs: Sized) -> str:
     """Return how many seeds a panel shows."""
     return f"{len(runs)} seed" + ("s" if len(runs) != 1 else "")
 
@@ -210,11 +210,10 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height))
 
 
-def grid(count: int, columns: int, height: float, width: float = WIDTH) -> tuple[Figure, list[Any]]:
-    """Return a figure of `count` panels in rows, and its axes in order."""
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    figure = new_figure(width * max(columns / 3, 0.62) if columns < 3 else width, height * rows)
+def grid(count: int, height: float) -> tuple[Figure, list[Any]]:
+    """Return a figure of `count` panels in rows of three, and its axes in order."""
+    columns, rows = min(3, count), -(-count // 3)
+    figure = new_figure(WIDTH * max(columns / 3, 0.62), height * rows)
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     for spare in axes[count:]:
         spare.set_axis_off()
@@ -288,7 +287,7 @@ def draw_pareto(shown: FigureInput) -> Drawn:
         name: {"color": colour, "marker": MARKERS[place % len(MARKERS)]}
         for place, (name, colour) in enumerate(zip(methods, palette(len(methods)), strict=True))
     }
-    figure, panels = grid(len(datasets), 3, 2.5)
+    figure, panels = grid(len(datasets), 2.5)
     for axes, (label, runs) in zip(panels, datasets.items(), strict=True):
         _pareto_panel(axes, runs, styles, shown.reference)
         axes.set_title(label)
@@ -367,7 +366,7 @@ def draw_training_time(shown: FigureInput) -> Drawn:
     datasets = shown.by_dataset()
     if not datasets:
         raise SkippedFigure(NO_RUNS)
-    figure, panels = grid(len(datasets), 3, 2.5)
+    figure, panels = grid(len(datasets), 2.5)
     colours = palette(2)
     for axes, (label, runs) in zip(panels, datasets.items(), strict=True):
         methods = names.methods_in_order({run.job.method for run in runs})

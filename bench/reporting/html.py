@@ -164,9 +164,8 @@ def curves(history: pd.DataFrame) -> dict[str, object]:
     step = -(-len(history) // CURVE_POINTS)
     kept = sorted({*range(0, len(history), step), len(history) - 1})
     stage = history["stage"].astype(str).tolist()
-    starts = [
-        (place, name) for place, name in enumerate(stage) if place == 0 or name != stage[place - 1]
-    ]
+    changes = enumerate(zip(stage, [None, *stage], strict=False))
+    starts = [(place, name) for place, (name, before) in changes if name != before]
     series = {
         name: [None if pd.isna(value) else float(value) for value in history[name].iloc[kept]]
         for name in CURVES
@@ -178,7 +177,7 @@ def curves(history: pd.DataFrame) -> dict[str, object]:
 def confusion(predictions: pd.DataFrame, record: Record) -> dict[str, list[list[object]]]:
     """Count a split's predictions by true group; groups in the dataset's order."""
     groups = list(record.test.group_accuracy)
-    classes = 1 + max(int(predictions[name].max()) for name in ("pred", "y"))
+    classes = 1 + int(predictions[["pred", "y"]].to_numpy().max())
     rows: dict[str, list[list[object]]] = {}
     for split in ("val", "test"):
         own = predictions[(predictions["split"] == split) & (predictions["group"] < len(groups))]

@@ -203,13 +203,12 @@ def difference(measured: Cell, paper: Cell | None) -> Cell:
 
 def _best_by_tier(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Mark the best of each tier and column, measured and paper apart."""
-    marked = list(rows)
-    alike = grouped(range(len(rows)), lambda place: (rows[place].section, rows[place].source))
-    for places in alike.values():
-        columns = [mark_best(own) for own in zip(*(rows[i].cells for i in places), strict=True)]
-        for place, cells in zip(places, zip(*columns, strict=True), strict=True):
-            marked[place] = replace(rows[place], cells=cells)
-    return tuple(marked)
+    marked = {}
+    for alike in grouped(rows, lambda row: (row.section, row.source)).values():
+        columns = [mark_best(own) for own in zip(*(row.cells for row in alike), strict=True)]
+        for row, cells in zip(alike, zip(*columns, strict=True), strict=True):
+            marked[row] = replace(row, cells=cells)
+    return tuple(marked[row] for row in rows)
 
 
 apart_table = partial(Table, in_paper=False, appendix=True)
