@@ -40,6 +40,7 @@ from methods.presets import has_preset, preset_values
 NO_DATA = Path(os.devnull)  # a data root under which nothing is found: real data is meant
 PAPER_SEEDS = (0, 1, 2, 3, 4)
 FIRST_DEVELOPMENT_SEED = 100
+SEED_DIGITS = 18  # so that tables keep every seed in 64 bits
 MOST_SEEDS = 10_000  # more are a mistake, such as a seed that was meant as one of a list
 DEFAULT_PRESET = "default"
 """The preset of a method that has none for a dataset: the defaults of its config."""
@@ -345,14 +346,17 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if not numbers or not all(part.isdecimal() for part in numbers):
         raise UsageError(f"--seeds must be a count or a list but got '{text}'", "e.g. 5 or 3,7")
     if len(parts) == 1:
-        if int(numbers[0]) < 1:
+        if not numbers[0].strip("0"):
             raise UsageError("--seeds must ask for at least one seed", "e.g. --seeds 1")
-        if int(numbers[0]) > MOST_SEEDS:
+        if len(numbers[0]) > SEED_DIGITS or int(numbers[0]) > MOST_SEEDS:
             raise UsageError(
-                f"--seeds {text} asks for {text} runs of every method and dataset",
+                f"--seeds {text[:30]} asks for so many runs of every method and dataset",
                 f"give at most {MOST_SEEDS}; one seed is written with a comma, as in --seeds 3,",
             )
         return tuple(range(int(numbers[0])))
+    if longest := [part for part in numbers if len(part) > SEED_DIGITS]:
+        long = f"--seeds: a seed has at most {SEED_DIGITS} digits but got {longest[0][:30]}"
+        raise UsageError(long, "e.g. --seeds 3,7")
     return tuple(dict.fromkeys(int(part) for part in numbers))
 
 

@@ -18,6 +18,7 @@ import collections.abc
 import dataclasses
 import enum
 import functools
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from typing import Any, TypeVar
 from datasets.errors import UsageError, did_you_mean
 
 Config = TypeVar("Config")
+LIMIT = 10**18  # of whole numbers, seeds among them: tables keep them in 64 bits
 Values = Mapping[str, object]
 """Settings by name, as JSON has them."""
 
@@ -146,8 +148,11 @@ def _scalar(value: Any, wanted: Any, name: str) -> Any:
         except (TypeError, ValueError, OverflowError):
             number = None
         exact = number is not None and (isinstance(value, str) or number == value)
-        if exact and number == number:  # NaN is not a setting
-            return number
+        if exact:
+            if abs(number) < (LIMIT if wanted is int else math.inf):  # as NaN is not, either
+                return number
+            finite = "finite" if wanted is float else "a whole number of at most 18 digits"
+            raise _refused(name, value, finite)
     if wanted is str and isinstance(value, str):
         return value
     kinds = {int: "a whole number", float: "a number", str: "text"}

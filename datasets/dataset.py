@@ -43,7 +43,7 @@ from datasets.standins.marker import (
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done, and how much there is."""
 
-NAME = re.compile(r"[a-z][a-z0-9_]*")
+NAME = re.compile("[a-z][a-z0-9_]{,39}")
 RESERVED = ("all", "backbone", "mnist", "weights")
 """Words of the command line that stand where a dataset's name could."""
 
@@ -335,8 +335,8 @@ def register(dataset: DatasetType) -> DatasetType:
     if NAME.fullmatch(name) is None or name in RESERVED:
         raise UsageError(
             f"'{name}' cannot be the name of a dataset",
-            "use lower-case letters, digits and underscores, beginning with a letter, and none of "
-            + ", ".join(RESERVED),
+            "use up to 40 lower-case letters, digits and underscores, beginning with a letter, and "
+            f"none of {', '.join(RESERVED)}",
         )
     known = DATASETS.get(name)
     if known is not None and type(known).__qualname__ != dataset.__qualname__:

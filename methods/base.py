@@ -35,7 +35,9 @@ BUILT_IN = (
     "methods.nct.builder",
     "methods.nct.plus",
 )
-NAME = re.compile("[a-z][a-z0-9_]*")  # run ids, file names and `--set` keys are made of it
+NAME = re.compile("[a-z][a-z0-9_]{,39}")  # run ids, file names and `--set` keys are made of it
+RESERVED = ("all", "backbone")  # what else stands there
+STAGE_NAME = re.compile("[a-z0-9][a-z0-9_.-]{,59}")  # a folder is called so
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,13 @@ class Stage:
     config: Any
     version: int
     needs: Supervision = field(default_factory=Supervision)
+
+    def __post_init__(self) -> None:
+        if STAGE_NAME.fullmatch(self.name) is None:
+            raise UsageError(
+                f"'{self.name}' cannot be the name of a stage",
+                "use up to 60 lower-case letters, digits, hyphens, dots and underscores",
+            )
 
 
 @dataclass(frozen=True)
@@ -305,10 +314,11 @@ def register(
         order: its place in tables, lowest first; the paper's methods have 10 to 95.
         reference: the paper it is from, in short.
     """
-    if NAME.fullmatch(name) is None:
+    if NAME.fullmatch(name) is None or name in RESERVED:
         raise UsageError(
             f"'{name}' cannot be the name of a method",
-            "use lower-case letters, digits and underscores, beginning with a letter",
+            "use up to 40 lower-case letters, digits and underscores, beginning with a letter, and "
+            f"none of {', '.join(RESERVED)}",
         )
 
     def add(method: MethodType) -> MethodType:

@@ -23,6 +23,9 @@ SHOWN_LOGITS, SHOWN_GROUPS = 4, 3  # of an image, in the table
 
 def run(arguments: Namespace) -> None:
     """Draw the tree, or explain the images asked for."""
+    if arguments.limit < 1:
+        few = f"--limit must be at least 1 but got {arguments.limit}"
+        raise UsageError(few, "e.g. --limit 10")
     found, title = find_named_run(arguments)
     record = found.record
     tree = _tree_of(record)
@@ -74,7 +77,7 @@ def _explained(arguments: Namespace, model: LoadedModel, tree: TreeRecord) -> li
     if arguments.index:
         positions = trees.positions_of(split, _numbers(arguments.index))
     else:
-        positions = torch.arange(min(max(arguments.limit, 1), len(split)))
+        positions = torch.arange(min(arguments.limit, len(split)))
     return trees.explain_samples(model.fitted, split, positions, data.facts, makeup)
 
 

@@ -30,7 +30,7 @@ from bench.tuning.study import Study, count_finished
 from bench.tuning.summary import Summary, finish_study
 from datasets.base import Facts, outline_task
 from datasets.catalogue import get_dataset
-from datasets.config import Values, as_plain
+from datasets.config import LIMIT, Values, as_plain
 from datasets.errors import BenchError, UsageError
 from datasets.fetch import Log
 from datasets.lock import LockLost
@@ -67,6 +67,8 @@ class Tuning:
     def __post_init__(self) -> None:
         if self.trials < 1:
             raise UsageError(f"--trials must be at least 1 but got {self.trials}", "e.g. 50")
+        if self.seed >= LIMIT:
+            raise UsageError(f"--seed must be below 10^18 but got {self.seed}", "e.g. 100")
         if self.seed < FIRST_DEVELOPMENT_SEED:
             raise UsageError(
                 f"--seed must be at least {FIRST_DEVELOPMENT_SEED} but got {self.seed}",

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from datasets.config import LIMIT
 from datasets.errors import UsageError
 from datasets.standins import birds, digits, faces, lesions
 from datasets.standins.marker import MARKER_NAME, Counts, Marker, read_marker, write_marker
 
 __all__ = ["MARKER_NAME", "NAMES", "Marker", "read_marker", "write"]
 
+LARGEST = 1_000_000
 SMALLEST = 40
 """Fewer training images than this could not hold every group and still be skewed."""
 
@@ -75,8 +77,10 @@ def write(name: str, root: Path, size: int = 400, seed: int = 0) -> Path:
         raise UsageError(
             f"size must be at least {SMALLEST} but got {size}", f"ask for {SMALLEST} or more images"
         )
-    if seed < 0:
-        raise UsageError(f"seed must be at least 0 but got {seed}", "give 0 or a positive seed")
+    if size > LARGEST:
+        raise UsageError(f"size must be at most {LARGEST} but got {size}", "stand-ins are small")
+    if not 0 <= seed < LIMIT:
+        raise UsageError(f"seed must be at least 0 and below 10^18 but got {seed}", "e.g. 0")
 
     folder = Path(root) / recipe.folder
     # A link to another disk stays a link: the data behind it is what gets replaced.

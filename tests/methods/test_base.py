@@ -52,7 +52,10 @@ def some_method(name: str, **facts: Any) -> type[Method]:
 
 @pytest.mark.usefixtures("registry")
 class TestRegister:
-    @pytest.mark.parametrize("name", ["", "ERM", "my-method", "2nd", "a.b", "a b", "_a", "erm\n"])
+    @pytest.mark.parametrize(
+        "name",
+        ["", "ERM", "my-method", "2nd", "a.b", "a b", "_a", "erm\n", "a/b", "..", "all", "x" * 41],
+    )
     def test_names_that_ids_and_settings_could_not_carry(self, name: str) -> None:
         with pytest.raises(UsageError, match="cannot be the name of a method"):
             some_method(name)
@@ -163,6 +166,11 @@ class Nothing:
 
 
 class TestStages:
+    @pytest.mark.parametrize("name", ["", "..", "../up", "a/b", "Upper", "x" * 61])
+    def test_names_that_could_be_no_folder(self, name: str) -> None:
+        with pytest.raises(UsageError, match="cannot be the name of a stage"):
+            Stage(name, Nothing(), 1)
+
     @pytest.mark.parametrize("needs", [Supervision(), Supervision(val_groups=True)])
     def test_task_shows_what_is_needed_and_no_more(
         self, granted_task: Task, make_context: MakeContext, needs: Supervision

@@ -6,8 +6,11 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
+import typing
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,11 @@ from records import a_job, a_record, named
 from bench.record import Record, Status
 from bench.store import Store
 from datasets import standins
+from datasets.catalogue import load_datasets
+from datasets.config import field_types
 from datasets.lock import LockOwner
 from datasets.mnist_source import find_mnist
+from methods.base import load_methods
 
 Mount = Callable[..., Path]
 
@@ -74,7 +80,21 @@ def run_words(root: Path, results: Path, *words: str) -> list[str]:
         (["--set", "erm.epochs=1.5"], ["erm.epochs must be a whole number but got '1.5'"]),
         (["--set", "cmnist.protocol=x"], ["must be one of nominal, cnc, biased_val but got 'x'"]),
         (["--set", "erm.lr=-1"], ["lr must be positive but got -1.0", "-> correct the value"]),
-        (["--set", "erm.lr=nan"], ["erm.lr must be a number but got 'nan'"]),
+        (["--set", "erm.lr=nan"], ["erm.lr must be finite but got 'nan'"]),
+        (["--set", "erm.lr=inf"], ["erm.lr must be finite but got 'inf'"]),
+        (["--set", "erm.lr=-1e999"], ["erm.lr must be finite but got '-1e999'"]),
+        (["--set", "erm.epochs=" + "9" * 30], ["erm.epochs must be a whole number of at most 18"]),
+        (["--set", "erm.epochs=" + "9" * 5000], ["erm.epochs must be a whole number but got"]),
+        (["--seeds", "²"], ["--seeds must be a count or a list but got '²'", "-> e.g. 5 or 3,7"]),
+        (["--seeds", "-1"], ["--seeds must be a count or a list but got '-1'", "-> e.g. 5"]),
+        (["--seeds", "1" + "0" * 12], ["asks for so many runs", "-> give at most 10000"]),
+        (["--seeds", "1" + "0" * 5000], ["asks for so many runs", "-> give at most 10000"]),
+        (["--seeds", f"3,1{'0' * 30}"], ["a seed has at most 18 digits but got 1000", "-> e.g."]),
+        (["--seeds", f"1{'0' * 5000},"], ["a seed has at most 18 digits but got 1000", "-> e.g."]),
+        (["--workers", "-2"], ["--workers must be at least 1 but got -2", "-> e.g. --workers 2"]),
+        (["--retries", "-1"], ["--retries cannot be negative but got -1"]),
+        (["--methods", "../erm"], ["unknown method '../erm'"]),
+        (["--datasets", "cmnist/.."], ["unknown dataset 'cmnist/..'"]),
         (["--set", "erm.epochs=0"], ["epochs must be at least 1 but got 0", "-> correct"]),
         (["--set", "umnist.hflip=true"], ["umnist takes no part", "-> leave it out, or add it"]),
         (["--set", "lr=1"], ["expected OWNER.KNOB=VALUE", "-> e.g. --set erm.lr=0.01"]),
@@ -94,6 +114,83 @@ def test_wrong_use_of_run(
     results = tmp_path / "results"
     refused(cli(*run_words(digits_root, results, "--datasets", "cmnist", *words)), *parts)
     assert not results.exists()
+
+
+def test_no_numeric_setting_takes_infinity(digits_root: Path, tmp_path: Path, cli: Any) -> None:
+    """Every number of every method and dataset, as `--set` reaches it."""
+
+    def numbers(kind: type[Any]) -> Iterator[str]:
+        for name, wanted in field_types(kind).items():
+            if is_dataclass(wanted) and isinstance(wanted, type):
+                yield from (f"{name}.{inner}" for inner in numbers(wanted))
+            elif {int, float} & {wanted, *typing.get_args(wanted)}:
+                yield name
+
+    owners = {name: method.config_type for name, method in load_methods().items()}
+    owners |= {name: dataset.config_type for name, dataset in load_datasets().items()}
+    settings = [f"{owner}.{name}" for owner, kind in owners.items() for name in numbers(kind)]
+    assert len(settings) > 50
+    common = ("--data-root", digits_root, "--results", tmp_path / "results")
+    for setting in settings:
+        for value in ("inf", "nan"):
+            told = cli("plan", "--seeds", "1", "--set", f"{setting}={value}", *common)
+            refused(told, setting.partition(".")[2], f"'{value}'")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["explain", "x", "--limit", "-2"], ["--limit must be at least 1 but got -2", "->"]),
+        (["explain", "x", "--index", "²"], ["no run matches"]),
+        (["tune", "--trials", "0"], ["--trials must be at least 1 but got 0"]),
+        (["tune", "--workers", "0"], ["--workers must be at least 1 but got 0"]),
+        (["tune", "--seed", "1" + "0" * 30], ["--seed must be below 10^18"]),
+        (["campaign", "ablation-aux", "--workers", "0"], ["--workers must be at least 1"]),
+        (["campaign", "ablation-aux", "--seeds", "²"], ["--seeds must be a count or a list"]),
+        (["perf", "--repeats", "-1"], ["--repeats must be at least 1 but got -1"]),
+    ],
+)
+def test_numbers_that_make_no_sense(
+    words: list[str], parts: list[str], tmp_path: Path, cli: Any
+) -> None:
+    more = ["--method", "erm", "--dataset", "cmnist"] if words[0] == "tune" else []
+    (tmp_path / "results").mkdir()
+    refused(cli(*words, *more, "--results", tmp_path / "results"), *parts)
+    assert files_below(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "number", [("--size", "1" + "0" * 12), ("--seed", "-1"), ("--seed", "1" + "0" * 30)]
+)
+def test_standins_of_no_sensible_size_or_seed(
+    number: tuple[str, str], tmp_path: Path, cli: Any
+) -> None:
+    refused(cli("data", "standin", "mnist", "--root", tmp_path, *number), "must be at", "->")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["methods", "datasets"])
+@pytest.mark.parametrize("name", ["../up", "a/b", "Upper", "", "all", "n" * 41])
+def test_plug_ins_whose_names_could_be_no_folder(
+    kind: str, name: str, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {
+        "methods": "import methods.base as base\n"
+        f"@base.register({name!r}, version=1, config=dict)\nclass Theirs(base.Method): ...\n",
+        "datasets": "from datasets.dataset import Dataset, register\n"
+        f"@register\nclass Theirs(Dataset): name = {name!r}\n",
+    }
+    (tmp_path / "their_plug_in.py").write_text(source[kind])
+    facts = tmp_path / "their_plug_in-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\n")
+    (facts / "entry_points.txt").write_text(f"[bench.{kind}]\ntheirs = their_plug_in\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        told = cli("plan", "--methods", "all", "--results", tmp_path / "results")
+    finally:
+        sys.modules.pop("their_plug_in", None)
+    refused(told, f"'{name}' cannot be the name of a {kind[:-1]}", "pip uninstall theirs")
 
 
 @pytest.mark.parametrize(
