@@ -345,12 +345,13 @@ class Chaos:
     def owners(self) -> dict[str, tuple[int, int]]:
         """Return the number and start of the process that holds each run that is not done."""
         found = {}
-        for path in sorted((self.results / "work").glob("*/lock.*")):
-            with contextlib.suppress(OSError, ValueError):
-                content = json.loads(path.read_text())
-                if not content["released"]:
-                    number, started = content["process"]
-                    found[path.parent.name] = number, started
+        for folder in (self.results / "work").glob("*"):
+            with contextlib.suppress(OSError, ValueError):  # the run has ended meanwhile
+                for path in sorted(folder.glob("lock.*")):
+                    content = json.loads(path.read_text())
+                    if not content["released"]:
+                        number, started = content["process"]
+                        found[folder.name] = number, started
         return found
 
     def runs_of(self, workers: list[Process]) -> dict[Process, str]:
