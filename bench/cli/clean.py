@@ -32,7 +32,7 @@ MEANINGS = {
     "audits": "audits of runs and stages that are gone",
     "launches": "launches on a cluster that have ended",
     "decoded": "decoded photographs; decoded again when a run needs them",
-    "leftovers": "temporary files of killed processes, more than an hour old",
+    "leftovers": "what killed processes left over an hour ago, and what was damaged and set aside",
 }
 STALE_SECONDS = 3600.0
 
@@ -122,11 +122,12 @@ def _items(store: Store, busy: bool) -> Iterator[Item]:
     for folder in (store.runs, store.stages, store.work, store.audits, store.launches):
         for left in (*folder.glob(".*.part"), *folder.glob(".*.old")):
             # A folder that was only half replaced is a run, and is put back by the next `run`.
-            replaced = left.suffix == ".part" or (
-                left.with_name(left.name[1:].rsplit(".", 2)[0]).exists()
-            )
-            if replaced and time.time() - left.stat().st_mtime > STALE_SECONDS:
+            own = left.with_name(left.name[1:].rsplit(".", 2)[0])
+            stale = time.time() - left.stat().st_mtime > STALE_SECONDS
+            if stale and (left.suffix == ".part" or own.exists()):
                 yield Item("leftovers", (left,), in_use=busy)
+    for left in _inside(store.root / "damaged"):
+        yield Item("leftovers", (left,), in_use=busy)
 
 
 def _decoded(data_root: Path, busy: bool) -> Iterator[Item]:
@@ -135,15 +136,10 @@ def _decoded(data_root: Path, busy: bool) -> Iterator[Item]:
     beside = [place.folder / FOLDER_NAME for place in places if place is not None]
     cached = (Path(platformdirs.user_cache_dir("nct-bench")) / "decoded").glob("*/")
     for folder in dict.fromkeys((*beside, *cached)):
-        targets = {
-            path.with_suffix("") for path in _inside(folder) if path.suffix in (".u8", ".npy")
-        }
-        targets |= {path.with_suffix("") for path in folder.glob("*.building")}
-        for target in sorted(targets):
-            lock = Lock(Path(f"{target}.lock"))
-            paths = _existing(
-                *(Path(f"{target}{e}") for e in (".json", ".u8", ".npy", ".building"))
-            )
+        found = (path for path in _inside(folder) if path.suffix in (".u8", ".npy", ".building"))
+        for target in sorted({path.with_suffix("") for path in found}):
+            lock, ends = Lock(Path(f"{target}.lock")), (".json", ".u8", ".npy", ".building")
+            paths = _existing(*(Path(f"{target}{end}") for end in ends))
             yield Item("decoded", paths, lock, busy or lock.held())
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import filecmp
 import shutil
 from argparse import Namespace
-from collections.abc import Iterable
 from pathlib import Path
 
 from bench.api import write_results_table
@@ -23,8 +22,8 @@ from bench.store import Store
 from datasets.errors import BenchError
 from datasets.files import atomic_folder
 
-FILES = ("record.json", *(f"{n}.parquet" for n in ("history", "predictions", "partition")))
-OPTIONAL = ("partition.parquet", "model.safetensors")
+TABLES = ("history.parquet", "predictions.parquet", "partition.parquet")
+FILES = ("record.json", *TABLES, "model.safetensors")
 PUBLISHED_SEEDS = range(10)  # the paper's, and those added for statistics
 
 
@@ -56,8 +55,12 @@ def run(arguments: Namespace) -> int:
     if arguments.json:
         content = {"published": new, "already_there": equal, "refused": refused}
         print_json({**content, "to": str(store.root), "table": table and str(table)})
-    else:
-        _print(new, equal, refused, store)
+        return 1 if refused else 0
+    lines = [f"published: {run_id}" for run_id in new]
+    lines += [f"already there, with the same results: {run_id}" for run_id in equal]
+    lines += [f"not published: {run_id}: {reason}" for run_id, reason in refused.items()]
+    counts = f"{len(new)} published, {len(equal)} already there, {len(refused)} refused"
+    print(*lines, f"{counts}: {store.runs}", sep="\n")
     return 1 if refused else 0
 
 
@@ -73,22 +76,9 @@ def _obstacle(folder: Path, classifier: Classifier) -> str:
 
 def _copy(folder: Path, target: Path) -> None:
     """Copy the files of a run, and nothing else that may lie there."""
-    names = [
-        n for n in (*FILES, "model.safetensors") if (folder / n).is_file() or n not in OPTIONAL
-    ]
+    names = [name for name in FILES if (folder / name).is_file()]
     with atomic_folder(target) as draft:
         for name in names:
             shutil.copyfile(folder / name, draft / name)
         if filecmp.cmpfiles(folder, draft, names, shallow=False)[0] != names:
             raise BenchError(f"{folder} was changed while it was copied", "publish it again")
-
-
-def _print(new: Iterable[str], equal: Iterable[str], refused: dict[str, str], store: Store) -> None:
-    for run_id in new:
-        print(f"published: {run_id}")
-    for run_id in equal:
-        print(f"already there, with the same results: {run_id}")
-    for run_id, reason in refused.items():
-        print(f"not published: {run_id}: {reason}")
-    counts = f"{len([*new])} published, {len([*equal])} already there, {len(refused)} refused"
-    print(f"{counts}: {store.runs}")

@@ -172,6 +172,9 @@ def full(own: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     old, new = fill(own.runs / ".x.1.part"), fill(own.runs / ".x.2.part")
     os.utime(old, (time.time() - 7200,) * 2)
     fill(own.root / "presets")
+    fill(own.root / "damaged" / "erm-cmnist-s8-bbbbbbbbbb")
+    half = fill(own.runs / ".erm-cmnist-s7-cccccccccc.1.old")
+    os.utime(half, (time.time() - 7200,) * 2)
     for ending in (".u8", ".npy", ".json"):
         (tmp_path / "cache" / "decoded" / "abc").mkdir(parents=True, exist_ok=True)
         (tmp_path / "cache" / "decoded" / "abc" / f"train{ending}").write_bytes(b"0" * 500)
@@ -194,7 +197,7 @@ def test_clean_shows_first(cli: Cli, full: Store) -> None:
         "audits": (1, 100),
         "launches": (1, 1002),
         "decoded": (1, 1500),
-        "leftovers": (1, 1000),
+        "leftovers": (2, 2000),
     }
     assert not any(row["freed"] or row["in_use"] for row in found.values())
     assert content(full.root) == before
@@ -219,6 +222,8 @@ def test_clean_frees_everything_but_runs(cli: Cli, full: Store, tmp_path: Path) 
     clean(cli, full, "--yes")
     assert runs.items() <= content(full.runs).items()
     assert (full.runs / ".x.2.part").exists(), "somebody may be writing it"
+    half_replaced = full.runs / ".erm-cmnist-s7-cccccccccc.1.old"
+    assert half_replaced.exists(), "it is a run, which `run` puts back"
     assert (full.root / "presets" / "content").exists()
     assert not [*(tmp_path / "cache").rglob("*.u8")]
     left = clean(cli, full)
