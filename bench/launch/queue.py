@@ -125,10 +125,14 @@ def open_launches(store: Store) -> Iterator[Launch]:
         try:
             yield read_launch(path.parent)
         except Damaged as error:  # its runs are just missing
-            damaged = f"launch {path.parent.name} is damaged ({error}) and not followed any more"
-            sys.stderr.write(f"{damaged}: squeue shows what of it still runs\n")
-            with contextlib.suppress(BenchError, OSError):  # where we may only read, it stays
-                set_aside(path, path.parent / "damaged", str(error))
+            _stop_following(path.parent, error)
+
+
+def _stop_following(folder: Path, error: Damaged) -> None:
+    damaged = f"launch {folder.name} is damaged ({error}) and not followed any more"
+    sys.stderr.write(f"{damaged}: squeue shows what of it still runs\n")
+    with contextlib.suppress(BenchError, OSError):  # where we may only read, it stays
+        set_aside(folder / "launch.json", folder / "damaged", str(error))
 
 
 def read_launch(folder: Path) -> Launch:
@@ -344,7 +348,11 @@ def study_workers(
     found = []
     for launch, states in _with_states(launches):
         finished = count_finished(launch.folder.parents[1])
-        workers = _workers_of(launch, finished, states, submitting=submitting)
+        try:
+            workers = _workers_of(launch, finished, states, submitting=submitting)
+        except Damaged as error:
+            _stop_following(launch.folder, error)
+            continue
         never_sent = not workers.array and not workers.active
         if never_sent and read_launch(launch.folder).arrays[0].job:
             never_sent = False  # they were submitted since the first look

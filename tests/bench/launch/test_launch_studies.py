@@ -104,3 +104,14 @@ def test_an_array_is_found_by_its_name(tmp_path: Path, slurm: FakeSlurm) -> None
     slurm.says("RUNNING", "PENDING", array=STUDY_ARRAY)
     (found,) = found_in(tmp_path)
     assert (found.array, found.jobs) == ("7", ("7_0", "7_1"))
+
+
+def test_workers_of_a_damaged_launch_are_named_once(
+    tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch = launch_of_workers(tmp_path)
+    slurm.says("RUNNING", "PENDING", array=STUDY_ARRAY)
+    (launch.folder / "tuning.json").write_bytes(b"\0" * 40)
+    assert found_in(tmp_path) == []
+    assert "launch x is damaged" in capsys.readouterr().err
+    assert found_in(tmp_path) == [] and capsys.readouterr().err == ""
