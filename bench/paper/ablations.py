@@ -311,5 +311,10 @@ def calibrated_wga(run: Run) -> float | None:
     y, test_y, groups = (
         torch.tensor(column.to_numpy("int64")) for column in (val["y"], test["y"], test["group"])
     )
-    calibration = fit_calibration(scores, y, len(names), PlusConfig.penalty)
-    return worst_group_metric(calibration(test_scores), test_y, groups, "wga")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a few thousand scores: others would only wait, at full load
+    try:
+        calibration = fit_calibration(scores, y, len(names), PlusConfig.penalty)
+        return worst_group_metric(calibration(test_scores), test_y, groups, "wga")
+    finally:
+        torch.set_num_threads(threads)
