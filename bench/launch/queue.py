@@ -138,11 +138,10 @@ def _stop_following(folder: Path, error: Damaged) -> None:
 def read_launch(folder: Path) -> Launch:
     """Read a launch as it is now."""
     content = read_checked(folder / "launch.json")
-    values = {
-        name: coerce(content[name], kind, f"launch.{name}")
-        for name, kind in field_types(Launch).items()
-        if name != "folder"
-    }
+    kinds = {name: kind for name, kind in field_types(Launch).items() if name != "folder"}
+    if missing := [name for name in kinds if name not in content]:
+        raise Damaged(f"it lacks {', '.join(missing)}")
+    values = {name: coerce(content[name], kind, f"launch.{name}") for name, kind in kinds.items()}
     return Launch(folder=folder, **values)
 
 

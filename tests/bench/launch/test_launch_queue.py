@@ -49,7 +49,7 @@ def test_launches_survive_a_round_trip(jobs: list[Job], store: Store) -> None:
     assert not list(open_launches(store))
 
 
-@pytest.mark.parametrize("content", ["", "\0" * 300, '{"id": "y"', "[]", None])
+@pytest.mark.parametrize("content", ["", "\0" * 300, '{"id": "y"', '{"id": "y"}', "[]", None])
 def test_a_damaged_launch_is_set_aside_and_named_once(
     jobs: list[Job], store: Store, content: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
