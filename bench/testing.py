@@ -243,7 +243,7 @@ class MethodContract:
         assert run.record.done, run.record.failure
         stored = run.store.record(run.job.run_id)
         assert stored is not None
-        assert set(stored.to_json()) >= RECORD_KEYS - {"partition", "failure"}
+        assert set(stored.to_json()) >= RECORD_KEYS - {"partition", "failure", "checksum"}
         assert stored.job == run.job
         assert stored.selection is not None and stored.selection.rule
         assert stored.job.standin and stored.job.quick

@@ -26,7 +26,7 @@ def pages():
 for _ in range(3):
     torch.zeros(2**23).sum()
 before = pages()
-for _ in range(20):
+for _ in range(60):
     torch.zeros(2**23).sum()  # 32 MB
 print(pages() - before)
 """

@@ -72,11 +72,8 @@ def test_without_data_or_model_the_reason_says_what_is_missing(
 ) -> None:
     with pytest.raises(SkippedFigure, match="waterbirds is not in"):
         draw_leaves(replace(photo_run, data_root=tmp_path))
-    model = photo_run.runs[0].folder / "model.safetensors"
-    kept = model.read_bytes()
-    model.unlink()
-    try:
-        with pytest.raises(SkippedFigure, match="without keeping its model"):
-            draw_leaves(photo_run)
-    finally:
-        model.write_bytes(kept)
+    run, store = photo_run.runs[0], Store(tmp_path / "results")
+    store.write(run.record)
+    without = collection(run.record, folder=store.runs).of_kind("smoke")
+    with pytest.raises(SkippedFigure, match="without keeping its model"):
+        draw_leaves(replace(photo_run, runs=tuple(without)))

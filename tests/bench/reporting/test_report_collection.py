@@ -208,7 +208,7 @@ def test_runs_on_data_that_is_not_the_release_are_left_out() -> None:
     """Even under the release's own protocol and id."""
     job = jobs("erm", "umnist")[0]
     (run,) = collection(record(job, 90.0, data_kind="rebuilt")).runs
-    assert (run.kind, run.reason) == ("left out", "rebuilt data")
+    assert (run.kind, run.reason) == ("left out", "data that is not the release: rebuilt")
 
 
 def test_records_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:

@@ -135,5 +135,7 @@ def test_a_trial_never_touches_test_images(
     assert ("wga" in done.val.values) == (method == "jtt")
     assert not list((tmp_path / "audits").glob("*"))
     store = Store(tmp_path)
-    assert store.record(job.run_id) == replace(done, stored_id=job.run_id)
+    stored = store.record(job.run_id)
+    assert stored == replace(done, stored_id=job.run_id, files=stored.files)
+    assert set(stored.files) == {"history.parquet"}
     assert store.predictions(job.run_id) is None
