@@ -45,7 +45,7 @@ from datasets.base import LoadedData
 from datasets.catalogue import get_dataset
 from datasets.config import Values
 from datasets.errors import BenchError
-from datasets.files import atomic_file, set_aside, with_checksum
+from datasets.files import atomic_file, set_aside, to_json, with_checksum
 from datasets.lock import Lock, LockBusy, LockLost
 from datasets.pixels import pixel_digest
 from methods.backbones import LENETS
@@ -53,6 +53,9 @@ from methods.base import get_method
 
 WORKER = "bench-worker"
 """What the names of worker processes begin with: fresh processes, from which a fit is forked."""
+
+DETAILS_BYTES = 2**20
+"""The most that one key of a method's details may take; a tree of three levels takes 40,000."""
 
 
 @dataclass(frozen=True)
@@ -220,18 +223,30 @@ def load_data(job: Job, root: Path) -> LoadedData:
     return data
 
 
+def checked_details(details: Values) -> dict[str, object]:
+    """Return what a method says of itself; raise if it would overwrite or swamp the record."""
+    if clash := sorted(RECORD_KEYS & set(details)):
+        raise BenchError(
+            f"the fitted model's details have the keys {', '.join(clash)}, which are the record's",
+            "put all that a method says of itself under one key of its own",
+        )
+    for key, value in details.items():
+        size = len(to_json({key: value}))
+        if size > DETAILS_BYTES:
+            raise BenchError(
+                f"details['{key}'] of the fitted model has {size:,} bytes, more than the "
+                f"{DETAILS_BYTES:,} that a record has room for",
+                "put figures there, not samples or weights",
+            )
+    return dict(details)
+
+
 def save_run(
     job: Job, result: FitResult, data: LoadedData, store: Store, options: RunOptions
 ) -> Record:
     """Evaluate what a fit left, and store the run."""
     fitted, history = result.fitted, result.history
-    details = dict(fitted.details)
-    clash = sorted(RECORD_KEYS & set(details))
-    if clash:
-        raise BenchError(
-            f"the fitted model's details have the keys {', '.join(clash)}, which are the record's",
-            "put all that a method says of itself under one key of its own",
-        )
+    details = checked_details(fitted.details)
     predictions, metrics = predict_splits(fitted, data)
     partition, quality, audit = None, None, None
     trial = "test" not in data.splits

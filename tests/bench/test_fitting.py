@@ -20,11 +20,12 @@ from torch import nn
 from bench.context import FitStopped
 from bench.fitting import FitFailed, FitProcess, FitTask, fit_here
 from bench.job import Job, Request, expand
-from bench.record import Status
-from bench.runner import RunOptions, fit_task, load_data, run_job
+from bench.record import RECORD_KEYS, Status
+from bench.runner import RunOptions, checked_details, fit_task, load_data, run_job
 from bench.store import Store
 from datasets.base import Task
 from datasets.catalogue import get_dataset
+from datasets.errors import BenchError
 from methods.backbones import FittedClassifier
 from methods.base import METHODS, Context, Fitted, Method, register
 from methods.erm import ErmConfig
@@ -176,6 +177,19 @@ def test_details_may_not_overwrite_the_record(digits_root: Path, tmp_path: Path)
     assert "metrics" in record.failure.message
     stored = Store(tmp_path).record(record.run_id)
     assert stored is not None and stored.test.wga is None
+
+
+@pytest.mark.parametrize("key", sorted(RECORD_KEYS))
+def test_no_field_of_the_record_can_be_a_detail(key: str) -> None:
+    with pytest.raises(BenchError, match=f"the keys {key}, which are the record's"):
+        checked_details({"own": {"figure": 1}, key: {"test": {"wga": 100.0}}})
+
+
+def test_details_have_a_size_limit() -> None:
+    kept = {"own": {"figures": [0.5] * 1000}}
+    assert checked_details(kept) == kept
+    with pytest.raises(BenchError, match=r"details\['own'\] .* more than the 1,048,576"):
+        checked_details({"own": {"figures": [0.123456789] * 100_000}})
 
 
 def test_unset_random_state_of_this_process_does_not_matter(
