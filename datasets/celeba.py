@@ -21,7 +21,7 @@ from datasets.errors import DataCorrupt
 from datasets.photos import (
     PhotoConfig,
     PhotoDataset,
-    photo_transforms,
+    photo_network,
     read_table,
     require_columns,
 )
@@ -49,7 +49,6 @@ class Celeba(PhotoDataset):
 
     def facts(self, config: CelebaConfig) -> Facts:
         """Return the protocol's constants."""
-        train, evaluate = photo_transforms(config.resolution)
         return Facts(
             name=self.name,
             protocol="released",
@@ -65,10 +64,7 @@ class Celeba(PhotoDataset):
                 "val": (8_535, 8_276, 2_874, 182),
                 "test": (9_767, 7_535, 2_480, 180),
             },
-            backbone="resnet50",
-            channels=3,
-            train_transform=train,
-            eval_transform=evaluate,
+            **photo_network(config.resolution),
             label_digest=LABEL_DIGEST,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pandas as pd
@@ -175,6 +175,26 @@ def photo_transforms(
     train = Transform(RandomResizedCrop(), resolution, mean, std, hflip=True, vflip=vflip)
     evaluate = Transform(ResizedCentreCrop(round(resolution * 256 / 224)), resolution, mean, std)
     return train, evaluate
+
+
+class PhotoNetwork(TypedDict):
+    """The facts of a set that is trained on as the paper trains on photographs."""
+
+    backbone: str
+    channels: int
+    train_transform: Transform
+    eval_transform: Transform
+
+
+def photo_network(resolution: int) -> PhotoNetwork:
+    """Return the paper's network and pipelines for photographs."""
+    train, evaluate = photo_transforms(resolution)
+    return {
+        "backbone": "resnet50",
+        "channels": 3,
+        "train_transform": train,
+        "eval_transform": evaluate,
+    }
 
 
 def read_table(path: Path, **options: Any) -> pd.DataFrame:

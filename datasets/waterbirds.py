@@ -19,7 +19,7 @@ from datasets.dataset import register
 from datasets.photos import (
     PhotoConfig,
     PhotoDataset,
-    photo_transforms,
+    photo_network,
     read_table,
     require_columns,
 )
@@ -46,7 +46,6 @@ class Waterbirds(PhotoDataset):
 
     def facts(self, config: WaterbirdsConfig) -> Facts:
         """Return the protocol's constants."""
-        train, evaluate = photo_transforms(config.resolution)
         return Facts(
             name=self.name,
             protocol="released",
@@ -67,10 +66,7 @@ class Waterbirds(PhotoDataset):
                 "val": (467, 466, 133, 133),
                 "test": (2_255, 2_255, 642, 642),
             },
-            backbone="resnet50",
-            channels=3,
-            train_transform=train,
-            eval_transform=evaluate,
+            **photo_network(config.resolution),
             label_digest=LABEL_DIGEST,
         )
 

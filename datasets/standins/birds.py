@@ -12,18 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from datasets.standins.canvas import (
-    JPEG_QUALITY,
-    Canvas,
-    Colour,
-    Pixels,
-    curve,
-    ellipse,
-    flat,
-    mixed,
-    noise,
-    varied,
-)
+from datasets.standins import canvas as ink
+from datasets.standins.canvas import JPEG_QUALITY, Canvas, Colour, Pixels
 from datasets.standins.marker import Counts
 from datasets.standins.skew import SPLITS, Skew, shuffled_members
 
@@ -92,95 +82,95 @@ def draw(
     unit = min(width, height) * rng.uniform(0.36, 0.44)
     x, y = width * rng.uniform(0.44, 0.56), height * rng.uniform(0.46, 0.56)
     canvas.place(x, y, unit, degrees=rng.normal(0, 5), mirrored=bool(rng.random() < 0.5))
-    (_landbird, _waterbird)[label](canvas, varied(rng, plumage, 8), rng)
+    (_landbird, _waterbird)[label](canvas, ink.varied(rng, plumage, 8), rng)
     return canvas.finish(rng)
 
 
 def _land(width: int, height: int, scene: int, rng: np.random.Generator) -> Canvas:
     """Return a bamboo grove (scene 0) or a broadleaf wood (scene 1)."""
-    base = varied(rng, ((96, 136, 62), (74, 106, 50))[scene], 12)
-    backdrop = flat(width, height, base)
-    leaves = noise(rng, width, height, 16, 16) + noise(rng, width, height, 40, 40)
+    base = ink.varied(rng, ((96, 136, 62), (74, 106, 50))[scene], 12)
+    backdrop = ink.flat(width, height, base)
+    leaves = ink.noise(rng, width, height, 16, 16) + ink.noise(rng, width, height, 40, 40)
     backdrop += leaves[..., None] * np.array([14, 18, 9], dtype=np.float32)
     if scene == 1:
         ground = np.arange(height) > height * rng.uniform(0.72, 0.85)
-        soil = np.array(varied(rng, (104, 78, 48)), dtype=np.float32)
+        soil = np.array(ink.varied(rng, (104, 78, 48)), dtype=np.float32)
         backdrop[ground] = 0.25 * backdrop[ground] + 0.75 * soil
     canvas = Canvas(backdrop)
     for x in np.arange(rng.uniform(0, 0.12), 1.0, 0.12 if scene == 0 else 0.27):
         foot, top = x + rng.normal(0, 0.02), x + rng.normal(0, 0.04)
         if scene == 0:
-            stalk = varied(rng, (138, 168, 74), 14)
+            stalk = ink.varied(rng, (138, 168, 74), 14)
             canvas.stroke([(top, -0.1), (foot, 1.1)], 0.045, stalk)
             for knot in np.arange(rng.uniform(0, 0.2), 1.0, 0.2):
                 at = top + (foot - top) * knot
                 canvas.stroke([(at - 0.02, knot), (at + 0.02, knot)], 0.012, (84, 104, 44))
         else:
-            bark, broad = varied(rng, (82, 58, 38)), rng.uniform(0.06, 0.12)
+            bark, broad = ink.varied(rng, (82, 58, 38)), rng.uniform(0.06, 0.12)
             canvas.stroke([(top, -0.1), (foot, 0.88)], broad, bark)
             groove = [(top + 0.02, -0.1), (foot + 0.02, 0.88)]
-            canvas.stroke(groove, 0.015, mixed(bark, (0, 0, 0), 0.4))
+            canvas.stroke(groove, 0.015, ink.mixed(bark, (0, 0, 0), 0.4))
     return canvas
 
 
 def _water(width: int, height: int, scene: int, rng: np.random.Generator) -> Canvas:
     """Return the open sea (scene 0) or a lake with a far shore (scene 1)."""
     horizon = rng.uniform(0.18, 0.36)
-    sea = varied(rng, ((34, 96, 158), (52, 116, 150))[scene], 12)
-    backdrop: Pixels = flat(width, height, varied(rng, (178, 208, 232)))
+    sea = ink.varied(rng, ((34, 96, 158), (52, 116, 150))[scene], 12)
+    backdrop: Pixels = ink.flat(width, height, ink.varied(rng, (178, 208, 232)))
     wet = np.arange(height) > height * horizon
-    waves = noise(rng, width, height, 7, 36)
+    waves = ink.noise(rng, width, height, 7, 36)
     depth = np.linspace(1.15, 0.85, height, dtype=np.float32)[:, None, None]
     water = np.array(sea, dtype=np.float32) * depth + 13 * waves[..., None]
     backdrop[wet] = water[wet]
     canvas = Canvas(backdrop)
     if scene == 1:
         crests = [(x, horizon - rng.uniform(0.02, 0.07)) for x in np.linspace(-0.1, 1.1, 9)]
-        canvas.fill([(-0.1, horizon), *crests, (1.1, horizon)], varied(rng, (92, 112, 120)))
+        canvas.fill([(-0.1, horizon), *crests, (1.1, horizon)], ink.varied(rng, (92, 112, 120)))
     for _ in range(14 if scene == 0 else 6):
         x, y = rng.uniform(-0.1, 1.0), rng.uniform(horizon + 0.04, 1.0)
         ripple = [(x, y), (x + 0.06, y - 0.012), (x + 0.12, y), (x + 0.18, y - 0.01)]
-        canvas.stroke(curve(ripple), 0.01, mixed(sea, (255, 255, 255), 0.5))
+        canvas.stroke(ink.curve(ripple), 0.01, ink.mixed(sea, (255, 255, 255), 0.5))
     return canvas
 
 
 def _landbird(canvas: Canvas, plumage: Colour, rng: np.random.Generator) -> None:
     """Draw a songbird that faces right: round body, big head, short bill and short legs."""
-    dark, light = mixed(plumage, (30, 18, 8), 0.5), mixed(plumage, (255, 240, 200), 0.45)
+    dark, light = ink.mixed(plumage, (30, 18, 8), 0.5), ink.mixed(plumage, (255, 240, 200), 0.45)
     for foot in (-0.02, 0.16):
         canvas.stroke([(foot, 0.45), (foot + 0.03, 0.82), (foot + 0.16, 0.84)], 0.04, (90, 60, 40))
     canvas.fill([(-0.4, 0.02), (-1.05, 0.26), (-1.0, 0.46), (-0.35, 0.38)], dark)
-    canvas.fill(ellipse(0.0, 0.16, 0.56, 0.44, -24), plumage)
-    canvas.fill(ellipse(0.16, 0.28, 0.36, 0.27, -40), light)
-    canvas.fill(ellipse(0.38, -0.3, 0.31, 0.29), plumage)
+    canvas.fill(ink.ellipse(0.0, 0.16, 0.56, 0.44, -24), plumage)
+    canvas.fill(ink.ellipse(0.16, 0.28, 0.36, 0.27, -40), light)
+    canvas.fill(ink.ellipse(0.38, -0.3, 0.31, 0.29), plumage)
     bill = rng.uniform(0.84, 0.94)
     canvas.fill([(0.62, -0.42), (bill, -0.27), (0.62, -0.18)], (70, 56, 44))
     wing = [(0.12, -0.08), (-0.2, -0.06), (-0.72, 0.3), (-0.25, 0.36), (0.1, 0.2)]
-    canvas.fill(curve(wing, closed=True), dark)
+    canvas.fill(ink.curve(wing, closed=True), dark)
     canvas.stroke([(-0.5, 0.24), (-0.05, 0.12)], 0.03, light)
-    canvas.fill(ellipse(0.46, -0.36, 0.065, 0.065), (12, 10, 10))
-    canvas.fill(ellipse(0.48, -0.38, 0.02, 0.02), (245, 245, 245))
+    canvas.fill(ink.ellipse(0.46, -0.36, 0.065, 0.065), (12, 10, 10))
+    canvas.fill(ink.ellipse(0.48, -0.38, 0.02, 0.02), (245, 245, 245))
 
 
 def _waterbird(canvas: Canvas, plumage: Colour, rng: np.random.Generator) -> None:
     """Draw a wader or swimmer that faces right: long low body, long neck, long bill."""
-    shade, pale = mixed(plumage, (60, 66, 78), 0.4), mixed(plumage, (255, 255, 255), 0.3)
-    bill_colour = varied(rng, (226, 160, 48))
+    shade, pale = ink.mixed(plumage, (60, 66, 78), 0.4), ink.mixed(plumage, (255, 255, 255), 0.3)
+    bill_colour = ink.varied(rng, (226, 160, 48))
     if rng.random() < 0.6:
         for foot in (-0.3, -0.1):
             leg = [(foot, 0.35), (foot + 0.04, 0.98)]
-            canvas.stroke(leg, 0.045, mixed(bill_colour, shade, 0.4))
+            canvas.stroke(leg, 0.045, ink.mixed(bill_colour, shade, 0.4))
     canvas.fill([(-0.7, 0.12), (-1.1, 0.2), (-1.0, 0.34), (-0.6, 0.4)], shade)
     back = [(0.4, 0.1), (0.1, -0.02), (-0.4, 0.02), (-0.86, 0.2)]
     belly = [(-0.5, 0.5), (0.1, 0.52), (0.42, 0.34)]
-    canvas.fill(curve([*back, *belly], closed=True), plumage)
+    canvas.fill(ink.curve([*back, *belly], closed=True), plumage)
     bend = rng.uniform(0.1, 0.2)
     neck = [(0.24, 0.26), (0.42, 0.02), (0.42 - bend, -0.38), (0.36, -0.74), (0.48, -0.8)]
-    canvas.stroke(curve(neck), 0.19, plumage)
-    canvas.fill(ellipse(0.5, -0.8, 0.19, 0.145), plumage)
+    canvas.stroke(ink.curve(neck), 0.19, plumage)
+    canvas.fill(ink.ellipse(0.5, -0.8, 0.19, 0.145), plumage)
     tip = rng.uniform(1.1, 1.25)
     canvas.fill([(0.64, -0.88), (tip, -0.7), (0.62, -0.71)], bill_colour)
     wing = [(0.12, 0.12), (-0.3, 0.06), (-0.82, 0.24), (-0.35, 0.4), (0.05, 0.34)]
-    canvas.fill(curve(wing, closed=True), shade)
+    canvas.fill(ink.curve(wing, closed=True), shade)
     canvas.stroke([(-0.6, 0.25), (0.0, 0.22)], 0.03, pale)
-    canvas.fill(ellipse(0.55, -0.83, 0.04, 0.04), (200, 30, 20))
+    canvas.fill(ink.ellipse(0.55, -0.83, 0.04, 0.04), (200, 30, 20))
