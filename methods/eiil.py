@@ -24,7 +24,7 @@ from datasets.errors import BenchError
 from methods.backbones import SingleNetworkMethod
 from methods.base import Context, Fitted, Method, Stage, StageResult, Supervision, register
 from methods.erm import ErmConfig, erm_stage, train_erm
-from methods.groupdro import GroupDroConfig, train_groupdro
+from methods.groupdro import GroupDroConfig, train_groupdro, version_of
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
 
@@ -146,6 +146,10 @@ def find_environments(task: Task, config: EiilConfig, ctx: Context) -> tuple[Ten
 )
 class Eiil(SingleNetworkMethod, Method):
     """Infer environments from a reference model's mistakes, then be robust to them."""
+
+    def version_of(self, config: EiilConfig) -> int:
+        """Return 2 where pairs are adjusted to their sizes, else 1."""
+        return version_of(config, self.version)
 
     def supervision(self, config: EiilConfig) -> Supervision:
         """Return access to the validation groups, by which the model is chosen."""

@@ -8,8 +8,10 @@ Deviations: every draw is seeded by the run, and a run retrains once (20 fits av
     instead of LOBPCG, and those of the graph's separate parts are computed directly. Classes too
     small to cluster stay whole. Networks start from this suite's ImageNet weights (the authors' are
     torchvision's second set). More than two classes: the relevance is that of the predicted one of
-    them all, and the layer is fitted one class against the rest. liblinear stops at a tolerance of
-    1e-2 instead of 1e-4. On ISIC the penalty is chosen by the worst pair's AUROC.
+    them all, and the layer is fitted one class against the rest. liblinear's objective is fitted to
+    the optimum, and a penalty at the end of its grid compared with others beyond it, as for DFR. On
+    ISIC the penalty is chosen by the worst pair's AUROC.
+Version 2: that fit; version 1 had liblinear stop at 1e-2, as DFR's had (docs/protocol.md).
 
 Heatmaps are made by layer-wise relevance propagation with zennit: a prediction's relevance, 1, is
 handed down layer by layer, at each in proportion to what the inputs contributed to the output; in
@@ -381,7 +383,7 @@ def find_clusters(
 
 @register(
     "exmap",
-    version=1,
+    version=2,
     config=ExMapConfig,
     title="ExMap",
     order=80,

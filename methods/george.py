@@ -37,7 +37,7 @@ from methods.clustering import (
     umap_embedding,
 )
 from methods.erm import ErmConfig, erm_stage, train_erm
-from methods.groupdro import GroupDroConfig, train_groupdro
+from methods.groupdro import GroupDroConfig, train_groupdro, version_of
 from methods.metrics import worst_group, worst_group_metric
 from methods.presets import preset_config
 from methods.retraining import extract_features
@@ -210,6 +210,10 @@ def worst_cluster(task: Task, clusters: Tensor, true_shares: bool) -> Selection:
 )
 class George(SingleNetworkMethod, Method):
     """Take clusters of features for the unlabelled subclasses, and be robust to them."""
+
+    def version_of(self, config: GeorgeConfig) -> int:
+        """Return 2 where pairs are adjusted to their sizes, else 1."""
+        return version_of(config, self.version)
 
     def supervision(self, config: GeorgeConfig) -> Supervision:
         """Return no group access, unless the groups' shares are asked for."""

@@ -7,7 +7,10 @@ Paper: Sagawa et al. 2020, Distributionally Robust Neural Networks for Group Shi
 Deviations: group weights are kept as logarithms (the same arithmetic, without overflow); the size
     adjustment C / sqrt(n) never enters the reported loss. UMNIST's groups are the NCT paper's
     three, where GEORGE's are the ten digits. GEORGE selects by accuracies re-weighted to training
-    shares; a worst group is the same with and without.
+    shares; a worst group is the same with and without. GEORGE's code can adjust pairs to sizes only
+    where one subclass is malignant; more of them are adjusted alike.
+Version 2, only where pairs are adjusted: by the size of the benign group, as GEORGE's authors do;
+    version 1 took the size of the whole pair (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class GroupDroConfig(TrainConfig):
 
     Attributes:
         eta: step of the group weights.
-        adjustment: C of the size adjustment C / sqrt(n_g).
+        adjustment: C of the size adjustment C / sqrt(n_g); of a pair, n_g is the negative group's.
         balanced: draw samples so that every group is met equally often.
         pairs: weigh pairs of a negative and a positive group, as GEORGE does where AUROC counts.
     """
@@ -55,7 +58,9 @@ class GroupDroConfig(TrainConfig):
 class RobustLoss(nn.Module):
     """Weighted sum of group losses, the weights growing exponentially with each group's loss.
 
-    `members[u, g]` is 1 where unit u contains group g; a unit is a group, or a pair of them.
+    `members[u, g]` is 1 where unit u contains group g; a unit is a group, or a pair of them. The
+    size adjustment of a unit goes by the size of those of its groups that `adjusted_by` marks, by
+    default of all.
     """
 
     log_weights: Tensor
@@ -63,12 +68,19 @@ class RobustLoss(nn.Module):
     groups: Tensor
     offset: Tensor
 
-    def __init__(self, groups: Tensor, members: Tensor, eta: float, adjustment: float) -> None:
+    def __init__(
+        self,
+        groups: Tensor,
+        members: Tensor,
+        eta: float,
+        adjustment: float,
+        adjusted_by: Tensor | None = None,
+    ) -> None:
         super().__init__()
-        sizes = members @ torch.bincount(groups, minlength=members.shape[1]).float()
-        units = len(members)
+        counted = members if adjusted_by is None else adjusted_by
+        sizes = counted @ torch.bincount(groups, minlength=members.shape[1]).float()
         self.eta = eta
-        self.register_buffer("log_weights", torch.zeros(units))
+        self.register_buffer("log_weights", torch.zeros(len(members)))
         self.register_buffer("groups", groups, persistent=False)
         self.register_buffer("members", members, persistent=False)
         self.register_buffer("offset", adjustment / sizes.sqrt(), persistent=False)
@@ -111,7 +123,7 @@ def train_groupdro(
     """
     present, groups = torch.unique(groups, return_inverse=True)
     model = build_classifier(task, ctx, name)
-    units = _units(task, groups, config.pairs)
+    units, negatives = _units(task, groups, config.pairs)
     selected = Training(
         model,
         task,
@@ -119,18 +131,30 @@ def train_groupdro(
         ctx,
         name=name,
         sampler=group_balanced_sampler(groups) if config.balanced else None,
-        objective=RobustLoss(groups, units, config.eta, config.adjustment),
+        objective=RobustLoss(groups, units, config.eta, config.adjustment, negatives),
         select=select,
     ).run()
     details: dict[str, object] = {"robust_groups": present.tolist()}
     return FittedClassifier(model, selection=selected, details=details)
 
 
-def _units(task: Task, groups: Tensor, pairs: bool) -> Tensor:
-    """Return which groups belong to which unit of the robust loss, a row a unit."""
+def version_of(config: GroupDroConfig, version: int) -> int:
+    """Return the version of a method that minimises this loss: one more where pairs are adjusted.
+
+    Only there has the loss changed.
+    """
+    return version + 1 if config.pairs and config.adjustment > 0 else version
+
+
+def _units(task: Task, groups: Tensor, pairs: bool) -> tuple[Tensor, Tensor]:
+    """Return which groups belong to which unit of the robust loss, and by which it is adjusted.
+
+    A row a unit. A pair goes by its negative group's size: that is what tells pairs apart whose
+    positive group is the same, and what GEORGE's authors do.
+    """
     count = int(groups.max()) + 1
     if not pairs:
-        return torch.eye(count)
+        return torch.eye(count), torch.eye(count)
     sizes = torch.bincount(groups, minlength=count)
     positive = torch.bincount(groups, weights=task.train.y.double(), minlength=count) / sizes
     require(
@@ -141,7 +165,8 @@ def _units(task: Task, groups: Tensor, pairs: bool) -> Tensor:
     units = [torch.zeros(count) for _ in range(len(negatives) * len(positives))]
     for unit, pair in zip(units, torch.cartesian_prod(negatives, positives), strict=True):
         unit[pair] = 1.0
-    return torch.stack(units)
+    found = torch.stack(units)
+    return found, found * (positive == 0)
 
 
 @register(
@@ -154,6 +179,10 @@ def _units(task: Task, groups: Tensor, pairs: bool) -> Tensor:
 )
 class GroupDro(SingleNetworkMethod, Method):
     """Minimise the loss of the worst group."""
+
+    def version_of(self, config: GroupDroConfig) -> int:
+        """Return 2 where pairs are adjusted to their sizes, else 1."""
+        return version_of(config, self.version)
 
     def supervision(self, config: GroupDroConfig) -> Supervision:
         """Return access to every group label."""

@@ -6,8 +6,9 @@ halves, and the average of many fits, as one linear layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,12 +18,17 @@ from datasets.base import Split, Task
 from datasets.config import require
 from methods.backbones import Classifier
 from methods.base import Context, Selected
-from methods.logistic import Floats, Ints, Layer, LogisticFit, Samples, Standardiser, fit_layers
+from methods.logistic import Floats, Ints, Layer, fit_layer, solver_for
 from methods.metrics import worst_group_metric
 from methods.prediction import EvalImages, predict_with
 
 Score = Callable[[Floats, Ints], float]
 """How good class scores are on the samples at some positions; higher is better."""
+Report = Callable[[str], None]
+"""Told of every fit that is done."""
+
+MOST_WIDER = 4  # values beyond the end of a grid
+ROUNDING = 1e-12  # spread of a constant's own copies, relative to it, once their mean is rounded
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,56 @@ def balanced_subset(groups: Ints, min_group: int, rng: np.random.Generator) -> I
     return np.concatenate(drawn)
 
 
-def apply_layer(layer: Layer, features: Floats) -> Floats:
-    """Score the classes."""
-    scores: Floats = features @ layer[0].T + layer[1]
-    return scores
+@dataclass(frozen=True)
+class Standardiser:
+    """Shifts and scales features; one that never varies is only shifted."""
+
+    mean: Floats
+    std: Floats
+
+    @classmethod
+    def of(cls, features: Floats) -> Standardiser:
+        """Measure mean and spread of some features."""
+        std = features.std(axis=0)
+        varies = std > ROUNDING * np.abs(features).max(axis=0)
+        return cls(features.mean(axis=0), np.where(varies, std, 1.0))
+
+    def __call__(self, features: Floats) -> Floats:
+        """Standardise."""
+        scaled: Floats = (features - self.mean) / self.std
+        return scaled
+
+    def folded(self, layer: Layer) -> Layer:
+        """Rewrite a layer on standardised features as one on the features themselves."""
+        weights = layer.weights / self.std
+        shift = (weights * self.mean).sum(axis=1)  # unlike a product, alike on every processor
+        return replace(layer, weights=weights, intercepts=layer.intercepts - shift)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What fits choose their samples from."""
+
+    features: Floats
+    y: Ints
+    classes: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which C was chosen, and among which.
+
+    Attributes:
+        penalty: it.
+        scores: the mean held-out score of every C that was tried, those beyond the grid included.
+        edge: the end of the given grid at or beyond which it lies, if any.
+        violation: the largest of all fits.
+    """
+
+    penalty: float
+    scores: dict[float, float]
+    edge: Literal["largest", "smallest"] | None
+    violation: float
 
 
 def choose_penalty(
@@ -73,25 +125,57 @@ def choose_penalty(
     config: RetrainConfig,
     score: Score,
     rng: np.random.Generator,
-    cores: int = 1,
-) -> tuple[float, float]:
-    """Score every C on held-out halves of validation; return the best and its mean score."""
-    fits, scored_on = [], []
+    report: Report = lambda done: None,
+) -> Choice:
+    """Score every C on held-out halves of validation, and choose the best.
+
+    Where the best is an end of the grid, the grid goes on there by its last factor, while that is
+    better and at most `MOST_WIDER` times: its ends are a habit, and say nothing of these features.
+    """
+    halves = []
     for _ in range(config.splits):
         order = rng.permutation(len(samples.y))
         fit_half, held_out = order[: len(order) // 2], order[len(order) // 2 :]
         chosen = fit_half[balanced_subset(groups[fit_half], config.min_group, rng)]
         scale = Standardiser.of(samples.features[chosen])
-        seed = int(rng.integers(2**31))
-        fits += [LogisticFit(chosen, scale, penalty, seed) for penalty in config.penalties]
-        scored_on += [held_out] * len(config.penalties)
-    totals = np.zeros(len(config.penalties))
-    layers = fit_layers(samples, fits, cores)
-    for number, (fit, layer, rows) in enumerate(zip(fits, layers, scored_on, strict=True)):
-        scores = apply_layer(layer, fit.scale(samples.features[rows]))
-        totals[number % len(totals)] += score(scores, rows)
-    best = max(range(len(totals)), key=lambda i: (totals[i], config.penalties[i]))
-    return config.penalties[best], float(totals[best] / config.splits)
+        halves.append((chosen, held_out, scale, int(rng.integers(2**31))))
+    violations = []
+
+    def mean_score(penalty: float) -> float:
+        total = 0.0
+        for number, (chosen, held_out, scale, seed) in enumerate(halves, start=1):
+            features = scale(samples.features[chosen])
+            layer = fit_layer(features, samples.y[chosen], samples.classes, penalty, seed)
+            total += score(layer.scores(scale(samples.features[held_out])), held_out)
+            violations.append(layer.violation)
+            report(f"C = {penalty:.3g}, halving {number}/{len(halves)}")
+        return total / len(halves)
+
+    scores = {penalty: mean_score(penalty) for penalty in config.penalties}
+    best = max(scores, key=lambda penalty: (scores[penalty], penalty))
+    for _ in range(MOST_WIDER):
+        wider = next_penalty(sorted(scores), best)
+        if wider is None:
+            break
+        scores[wider] = mean_score(wider)
+        if scores[wider] <= scores[best]:
+            break
+        best = wider
+    edge: Literal["largest", "smallest"] | None = None
+    if len(set(config.penalties)) > 1 and best >= max(config.penalties):
+        edge = "largest"
+    elif len(set(config.penalties)) > 1 and best <= min(config.penalties):
+        edge = "smallest"
+    return Choice(best, scores, edge, max(violations))
+
+
+def next_penalty(grid: Sequence[float], chosen: float) -> float | None:
+    """Continue an ascending grid beyond its end if that was chosen, by its last factor."""
+    if len(grid) > 1 and chosen == grid[-1]:
+        return chosen * (chosen / grid[-2])
+    if len(grid) > 1 and chosen == grid[0]:
+        return chosen * (chosen / grid[1])
+    return None
 
 
 def average_layer(
@@ -101,16 +185,22 @@ def average_layer(
     penalty: float,
     scale: Standardiser,
     rng: np.random.Generator,
-    cores: int = 1,
+    report: Report = lambda done: None,
 ) -> Layer:
     """Average fits on fresh balanced subsets of the whole of validation."""
-    fits = []
-    for _ in range(config.retrains):
+    layers = []
+    for number in range(1, config.retrains + 1):
         chosen = balanced_subset(groups, config.min_group, rng)
-        fits.append(LogisticFit(chosen, scale, penalty, int(rng.integers(2**31))))
-    layers = fit_layers(samples, fits, cores)
-    weights, intercepts = (np.mean(parts, axis=0) for parts in zip(*layers, strict=True))
-    return scale.folded((weights, intercepts))
+        seed = int(rng.integers(2**31))
+        features = scale(samples.features[chosen])
+        layers.append(fit_layer(features, samples.y[chosen], samples.classes, penalty, seed))
+        report(f"C = {penalty:.3g}, fit {number}/{config.retrains}")
+    average = Layer(
+        np.mean([layer.weights for layer in layers], axis=0),
+        np.mean([layer.intercepts for layer in layers], axis=0),
+        max(layer.violation for layer in layers),
+    )
+    return scale.folded(average)
 
 
 def extract_features(network: Classifier, split: Split, task: Task, ctx: Context) -> Floats:
@@ -145,12 +235,26 @@ def retrain_head(
         index = torch.from_numpy(positions)
         return worst_group_metric(torch.from_numpy(scores), y[index], groups[index], task.metric)
 
+    def report(done: str) -> None:
+        ctx.report(stage=f"retraining: {done}")
+
     over = samples, groups.numpy(), config
-    penalty, value = choose_penalty(*over, held_out, rng, ctx.cores)
-    layer = average_layer(*over, penalty, scale, rng, ctx.cores)
+    choice = choose_penalty(*over, held_out, rng, report)
+    layer = average_layer(*over, choice.penalty, scale, rng, report)
     with torch.no_grad():
-        network.head.weight.copy_(torch.from_numpy(layer[0]))
-        network.head.bias.copy_(torch.from_numpy(layer[1]))
+        network.head.weight.copy_(torch.from_numpy(layer.weights))
+        network.head.bias.copy_(torch.from_numpy(layer.intercepts))
     sizes = torch.bincount(groups)
-    details = {"penalty": penalty, "group_sizes": sizes[sizes > 0].tolist()}
+    tried = sorted(choice.scores)
+    details = {
+        "penalty": choice.penalty,
+        "penalty_scores": [[penalty, choice.scores[penalty]] for penalty in tried],
+        "penalty_edge": choice.edge,
+        "penalty_widened": [penalty for penalty in tried if penalty not in config.penalties],
+        "penalty_open": choice.edge is not None and choice.penalty in (tried[0], tried[-1]),
+        "solver": solver_for(features.shape[1]),
+        "violation": max(choice.violation, layer.violation),
+        "group_sizes": sizes[sizes > 0].tolist(),
+    }
+    value = choice.scores[choice.penalty]
     return Selected("held_out_worst_group", value), {"retraining": details}
