@@ -185,7 +185,9 @@ def describe_snapshots(
     """Complete what a tree noted of its iterations with what only the harness can know.
 
     Each iteration's model gets its test metrics, and by leaf the mean and spread of logits and
-    margins, the share of each group that lands there, and the training samples routed there.
+    margins, the share of each group that lands there, and the training samples routed there. Under
+    `end` stands the same of the model as it was after the iteration's last epoch, where the method
+    hands that over as well.
     """
     noted = fitted.details[fitted.tree_key]
     if not isinstance(noted, Mapping) or not isinstance(noted.get("iterations"), list):
@@ -196,9 +198,12 @@ def describe_snapshots(
     test = EvalImages(data.splits["test"].images, data.facts.eval_transform)
     described = []
     for entry, snapshot in zip(noted["iterations"], fitted.snapshots, strict=True):
-        snapshot.module.eval()
-        leaf_logits = predict(cast(Scores, snapshot.leaf_logits), test)
-        described.append({**entry, **_describe_leaves(snapshot, data, leaf_logits)})
+        found = {**entry, **_describe_leaves(snapshot, data, test)}
+        found["makeup"] = makeup(snapshot.partition, data, snapshot.leaf_names())
+        if snapshot.last_epoch is not None:
+            last = _describe_leaves(snapshot.last_epoch, data, test)
+            found["end"] = {**(entry.get("end") or {}), **last}
+        described.append(found)
     return {
         **noted,
         "iterations": described,
@@ -207,8 +212,10 @@ def describe_snapshots(
     }
 
 
-def _describe_leaves(snapshot: Fitted, data: LoadedData, leaf_logits: Tensor) -> dict[str, object]:
+def _describe_leaves(snapshot: Fitted, data: LoadedData, test: EvalImages) -> dict[str, object]:
     facts, labels = data.facts, data.splits["test"].labels
+    snapshot.module.eval()
+    leaf_logits = predict(cast(Scores, snapshot.leaf_logits), test)
     names, count = list(snapshot.leaf_names()), leaf_logits.shape[1]
     leaf = leaf_logits.argmax(dim=1)
     top = leaf_logits.topk(2, dim=1).values
@@ -219,7 +226,6 @@ def _describe_leaves(snapshot: Fitted, data: LoadedData, leaf_logits: Tensor) ->
         **_moments("logit", [leaf_logits[:, j] for j in range(count)]),
         **_moments("margin", [(top[:, 0] - top[:, 1])[leaf == j] for j in range(count)]),
         "capture": capture(leaf, labels, facts.groups, names),
-        "makeup": makeup(snapshot.partition, data, names),
     }
 
 

@@ -175,6 +175,8 @@ class Fitted(ABC):
         partition: the group each sample of a split was inferred to belong to, if any.
         partition_split: which split that is.
         snapshots: the model at earlier iterations, for methods that go through several.
+        last_epoch: the same model with the weights of its training's last epoch, where those that
+            were selected may be of an earlier one; for diagnostics.
         tree_key: for trees, the key in `details` under which there is a list `iterations`, one
             entry a snapshot.
     """
@@ -190,6 +192,7 @@ class Fitted(ABC):
         partition: Tensor | None = None,
         partition_split: Literal["train", "val"] = "train",
         snapshots: tuple[Fitted, ...] = (),
+        last_epoch: Fitted | None = None,
     ) -> None:
         self.module = module
         self.selection = selection
@@ -197,6 +200,7 @@ class Fitted(ABC):
         self.partition = partition
         self.partition_split = partition_split
         self.snapshots = snapshots
+        self.last_epoch = last_epoch
 
     @abstractmethod
     def logits(self, images: Tensor) -> Tensor:

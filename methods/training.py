@@ -118,6 +118,7 @@ class Training:
         predict: how the model's outputs on a split are computed.
         average: decay of a moving average of the weights, which is then what is scored, kept and
             shown instead of the weights themselves; 0 is none.
+        at_end: is shown the model of the last epoch, before the selected weights are put back.
     """
 
     model: nn.Module
@@ -134,6 +135,7 @@ class Training:
     where: dict[str, object] = field(default_factory=dict)
     average: float = 0.0
     predict: Callable[[nn.Module, EvalImages], Tensor] = predict_with
+    at_end: Callable[[nn.Module], object] | None = None
 
     _loss: nn.Module = field(init=False, repr=False)
     _draw: Sampler = field(init=False, repr=False)
@@ -155,6 +157,9 @@ class Training:
         self._restore()
         while not self._ends_after(self._epoch):
             self._one_epoch()
+        if self.at_end is not None:
+            # Both have what the last epoch was scored with, in a resumed run as well.
+            self.at_end(self.model if self._averaged is None else self._averaged.averaged_model)
         self.model.load_state_dict(self._best_state)
         return Selected(self._rule.rule, self._best_value, self._best_epoch, self._epoch)
 

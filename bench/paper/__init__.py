@@ -51,6 +51,7 @@ def _tables() -> tuple[TableBuilder, ...]:
         *(depth.depth_ablation, depth.depth_choice, depth.depth_diagnostics, depth.pwga_corr),
         *(ablations.ablation_trainable, ablations.abl_split, ablations.abl_minsamples),
         *(ablations.aux_sweep, ablations.abl_sampling),
+        *(ablations.abl_checkpoint, ablations.abl_pwga),
         *(ablations.plus_parts, ablations.plus_controls),
         *(main_table.smoke_runs, main_table.left_out),
     )

@@ -175,6 +175,21 @@ abl_sampling = partial(  # which the paper announces without a table
     in_paper=False,
 )
 
+abl_checkpoint = partial(  # a reading of ours, like the next
+    _by_variant,
+    name="ablation-checkpoint",
+    title="Epoch kept by an iteration",
+    caption="The best epoch of phase 2, or of both phases.",
+    in_paper=False,
+)
+abl_pwga = partial(
+    _by_variant,
+    name="ablation-pwga",
+    title="Groups of pWGA2",
+    caption="Validation samples grouped by the label they are routed to, or by predicted leaf.",
+    in_paper=False,
+)
+
 PARTS = CAMPAIGNS["plus-parts"]
 CONTROLS = CAMPAIGNS["plus-controls"]
 UNCERTAINTY = f"{Table.uncertainty}; differences: the 95% t-interval over the shared seeds"

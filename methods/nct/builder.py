@@ -5,10 +5,13 @@ Paper: Garg et al., Discovering Latent Groups for Robust Classification; the aut
 Deviations: none known from the text. Where it is silent or contradicts itself, these readings are
     taken: phi of a linear head is a linear layer of its own; the decay factor divides the
     rates once per iteration; optimiser, schedule and patience are new in each phase and the best
-    checkpoint of phase 2 is the iteration's (on the digit sets the best of both phases); samples
-    are routed on augmented images; on CMNIST no phase stops early and the rate is constant. The
-    pseudo-AUROC is our definition. The batch-norm before phi has no gain and shift of its own,
-    since phi's linear layer has both.
+    checkpoint of phase 2 is the iteration's; pWGA_2 groups by routed label; samples are routed on
+    augmented images; on CMNIST no phase stops early and the rate is constant. Resampling begins in
+    iteration 1. From iteration 2 on every head, easy or hard, has a batch-norm before phi, which
+    siblings share and which has no gain and shift of its own, since phi's linear layer has both,
+    and one after phi's ReLU and dropout. The BCE is the mean over the active nodes; the weight of a
+    sample's node multiplies the auxiliary loss of its parents too. The pseudo-AUROC is our
+    definition. docs/protocol.md has the reasons.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from torch.nn import functional
 from datasets.base import Task
 from methods.backbones import build_backbone
 from methods.base import Context, Fitted, Method, NetworkSpec, Selected, Supervision, register
-from methods.nct.config import NctConfig, Strategy
+from methods.nct.config import NctConfig, PwgaGroups, Strategy
 from methods.nct.depth import Proxy, choose_depth, pseudo_auroc, pseudo_wga, tolerance
 from methods.nct.routing import predicted_leaves, route
 from methods.nct.tree import FittedTree, Heads, Tree
@@ -144,9 +147,19 @@ class Iteration:
     """What one iteration left behind."""
 
     tree: Tree
+    last_epoch: Tree  # the same with the weights of the last epoch, kept or not
     labels: Tensor
     selected: Selected
     facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One phase of an iteration: which epoch of it is the best, and the tree after its last."""
+
+    phase: int
+    selected: Selected
+    last_epoch: Tree
 
 
 @dataclass
@@ -178,8 +191,7 @@ class TreeBuilder:
                 routed = route(labels, predicted, nodes, self.config.min_samples)
                 labels, counts, merged = routed.labels, routed.counts, routed.merged
             self._grow(tree, counts)
-            selected = self._train(tree, labels, counts)
-            self._finish(tree, labels, counts, merged, selected)
+            self._finish(tree, labels, counts, merged, *self._train(tree, labels, counts))
             choice = choose_depth(self.proxies, self.config.z)
             if choice.stopped and self.config.depth_rule:
                 break
@@ -198,7 +210,15 @@ class TreeBuilder:
             selection=best.selected,
             details={"nct": facts},
             partition=best.labels,
-            snapshots=tuple(FittedTree(it.tree, codes, partition=it.labels) for it in self.done),
+            snapshots=tuple(
+                FittedTree(
+                    iteration.tree,
+                    codes,
+                    partition=iteration.labels,
+                    last_epoch=FittedTree(iteration.last_epoch, codes, partition=iteration.labels),
+                )
+                for iteration in self.done
+            ),
         )
 
     def _grow(self, tree: Tree, counts: Tensor) -> None:
@@ -210,14 +230,18 @@ class TreeBuilder:
         heads.active.copy_(counts > 0)
         tree.to(self.ctx.device)
 
-    def _train(self, tree: Tree, labels: Tensor, counts: Tensor) -> Selected:
-        """Train the new level: its heads alone first, then everything."""
+    def _train(self, tree: Tree, labels: Tensor, counts: Tensor) -> tuple[Trained, Trained]:
+        """Train the new level: its heads alone first, then everything.
+
+        Return the phase whose best epoch the tree is left with, and the last phase.
+        """
         config, t = self.config, tree.depth
         weighted = config.sampling == "class_weights" and t > 1
         weights = node_weights(counts, config.weight_cap) if weighted else torch.ones(len(counts))
         select = self._selection(tree)
         whole = config.checkpoint == "iteration"
-        kept: Selected | None = None
+        kept: Trained | None = None
+        ended: list[nn.Module] = []
         for phase, epochs in enumerate(config.phase_epochs(t), start=1):
             if epochs == 0:
                 continue
@@ -237,13 +261,18 @@ class TreeBuilder:
                 where={"iteration": t, "phase": phase},
                 average=self._average(t),
                 predict=CachedParents() if frozen else predict_with,
+                at_end=lambda model: ended.append(copy.deepcopy(model)),
             ).run()
-            if whole and kept is not None and not select.better(selected.value, kept.value):
-                tree.load_state_dict(earlier)
+            last_epoch = ended[-1]
+            assert isinstance(last_epoch, Tree)
+            last = Trained(phase, selected, last_epoch)
+            better = kept is None or select.better(selected.value, kept.selected.value)
+            if better or not whole:
+                kept = last
             else:
-                kept = selected
+                tree.load_state_dict(earlier)
         assert kept is not None
-        return kept
+        return kept, last
 
     def _objective(self, t: int, labels: Tensor, weights: Tensor, frozen: bool) -> NodeLoss:
         return NodeLoss(labels, weights, self.config.aux_weight, frozen)
@@ -281,13 +310,37 @@ class TreeBuilder:
         y = self.task.val.y
         if self.task.metric == "auroc":
             return pseudo_auroc(leaf_logits, y, t)
-        own = self._routed_val() if self.config.pwga == "routed" else None
-        return pseudo_wga(leaf_logits, y, t, own, self.config.min_group)
+        return self._pwga(leaf_logits, t, self.config.pwga)
+
+    def _pwga(self, leaf_logits: Tensor, t: int, groups: PwgaGroups) -> Proxy:
+        """Compute pWGA_2 in one of its two readings."""
+        own = self._routed_val() if groups == "routed" else None
+        return pseudo_wga(leaf_logits, self.task.val.y, t, own, self.config.min_group)
 
     def _routed_val(self) -> Tensor:
-        """Route the validation samples by iteration 1: 2 y + [it was wrong]."""
+        """Route the validation samples by iteration 1: 2 y + [it was wrong].
+
+        What a merged hard child would have got stays a group of its own.
+        """
         assert self.first_val is not None
         return 2 * self.task.val.y + (self.first_val != self.task.val.y).long()
+
+    def _val_logits(self, tree: Tree) -> Tensor:
+        """Compute the leaf logits of the validation images."""
+        self.ctx.count_passes(len(self.task.val))
+        return predict_with(tree, EvalImages(self.task.val.images, self.task.eval_transform))
+
+    def _judged(self, tree: Tree) -> tuple[Tree, Proxy, dict[str, Any]]:
+        """Return the model that a tree from iteration 2 on is, its proxy, and facts of it."""
+        logits = self._val_logits(tree)
+        proxy = self._proxy(logits, tree.depth)
+        return tree, proxy, {"pwga2": proxy.value, **self._readings(logits, tree.depth)}
+
+    def _readings(self, outputs: Tensor, t: int) -> dict[str, float]:
+        return {
+            "pwga2_predicted": self._pwga(outputs, t, "predicted").value,
+            "pwga2_routed": self._pwga(outputs, t, "routed").value,
+        }
 
     def _finish(
         self,
@@ -295,34 +348,40 @@ class TreeBuilder:
         labels: Tensor,
         counts: Tensor,
         merged: tuple[int, ...],
-        selected: Selected,
+        kept: Trained,
+        last: Trained,
     ) -> None:
-        """Keep the iteration's model and what the depth rule needs to know of it."""
-        t, y = tree.depth, self.task.val.y
-        val = EvalImages(self.task.val.images, self.task.eval_transform)
-        logits = predict_with(tree, val)
-        self.ctx.count_passes(len(y))
+        """Keep the iteration's model and what the depth rule needs to know of it.
+
+        The tree after the last epoch is for diagnostics alone.
+        """
+        t, model, last_epoch = tree.depth, copy.deepcopy(tree), last.last_epoch
         facts: dict[str, Any] = {
             "t": t,
             "node_counts": counts.tolist(),
             "merged": list(merged),
-            "trained": asdict(selected),
-            **dict.fromkeys(("pwga2", "pwga2_routed", "n_worst", "tolerance")),  # from t = 2 on
+            "trained": asdict(kept.selected),
+            "phase": kept.phase,
+            **dict.fromkeys(("pwga2", "pwga2_predicted", "pwga2_routed", "n_worst", "tolerance")),
         }
+        assert last.selected.epochs_run is not None
+        end: dict[str, Any] = {"phase": last.phase, "epoch": last.selected.epochs_run - 1}
         if t == 1:
-            self.first_val = logits.argmax(dim=1)
+            self.first_val = self._val_logits(tree).argmax(dim=1)
         else:
             before = max((proxy.value for proxy in self.proxies.values()), default=None)
-            proxy = self.proxies[t] = self._proxy(logits, t)
-            facts |= {
-                "pwga2": proxy.value,
-                "pwga2_routed": pseudo_wga(logits, y, t, self._routed_val()).value,
+            model, proxy, scores = self._judged(model)
+            self.proxies[t] = proxy
+            facts |= scores | {
                 "n_worst": proxy.n_worst,
                 "tolerance": None
                 if before is None
                 else tolerance(before, proxy.n_worst, self.config.z),
             }
-        self.done.append(Iteration(copy.deepcopy(tree), labels, selected, facts))
+            last_epoch, _, scores = self._judged(last_epoch)
+            end |= scores
+        facts["end"] = end
+        self.done.append(Iteration(model, last_epoch, labels, kept.selected, facts))
 
 
 def _new_heads_only(model: nn.Module) -> None:
@@ -332,7 +391,7 @@ def _new_heads_only(model: nn.Module) -> None:
     model.leaves.train()
 
 
-@register("nct", version=1, config=NctConfig, title="NCT", order=90, reference="Garg et al.")
+@register("nct", version=2, config=NctConfig, title="NCT", order=90, reference="Garg et al.")
 class Nct(Method):
     """Grow a tree of easy and hard heads."""
 

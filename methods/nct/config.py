@@ -11,6 +11,7 @@ from methods.nct.tree import HeadKinds
 from methods.optimisation import TrainConfig
 
 Strategy = Literal["class_weights", "downsample", "geomean"]
+PwgaGroups = Literal["predicted", "routed"]
 Number = TypeVar("Number", int, float)
 
 
@@ -25,14 +26,15 @@ class NctConfig:
         lr_decay_factor: divides both rates once per iteration.
         phase1_ratio: share of an iteration's epochs that trains the new heads alone.
         scope: `standard` (both phases), `head_only` or `full` (phase 2 only).
-        checkpoint: which epochs compete to be the iteration's result, those of its last `phase` or
-            of the whole `iteration`.
+        checkpoint: which epochs compete to be the iteration's result, those of its last `phase`
+            (phase 2, where there is one) or of the whole `iteration`.
         patience, phase2_patience: epochs without improvement before a phase stops; 0 never stops.
         min_samples: hard children with fewer training samples are merged; 0 merges none.
         weight_cap: largest node weight under class-weight sampling.
         z: of the depth rule's tolerance; `depth_rule = false` takes the deepest tree.
-        pwga: groups of pWGA_2, by predicted leaf (as written) or by routed label.
-        min_group: smallest predicted group that counts in pWGA_2.
+        pwga: groups of pWGA_2, by `predicted` leaf (the printed equation) or by `routed` label (the
+            paper's numbers; docs/protocol.md), 2 y + [iteration 1 was wrong] at every depth.
+        min_group: smallest group that counts in pWGA_2.
     """
 
     iterations: int = 3
@@ -63,7 +65,7 @@ class NctConfig:
     z: float = 1.96
     depth_rule: bool = True
     routing_images: RoutingImages = "augmented"
-    pwga: Literal["predicted", "routed"] = "predicted"
+    pwga: PwgaGroups = "routed"
     min_group: int = 1
 
     def __post_init__(self) -> None:

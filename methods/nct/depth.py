@@ -1,7 +1,7 @@
-"""How deep the tree should be: the pseudo worst-group accuracy and the Wilson tolerance rule.
+"""How deep the tree should be: the pseudo worst-group accuracy and the rule with a tolerance.
 
-Neither reads a group label: the groups are those the tree itself predicts, at the granularity of
-iteration 2.
+Neither reads a group label: the groups are those that the tree itself makes, at the granularity of
+iteration 2. The paper calls the tolerance Wilson's; the formula it prints is Wald's standard error.
 """
 
 from __future__ import annotations

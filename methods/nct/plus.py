@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from datasets.base import Task
 from datasets.config import require
-from methods.base import Context, Fitted, NetworkSpec, Selected, register
+from methods.base import Context, Fitted, NetworkSpec, register
 from methods.nct.builder import Nct, NodeLoss, TreeBuilder
 from methods.nct.config import NctConfig
 from methods.nct.depth import Proxy, cell_wga, pseudo_auroc, pseudo_wga
@@ -260,39 +260,30 @@ class PlusTreeBuilder(TreeBuilder):
         self.ctx.count_passes(count)
         return self._calibration(predict_with(tree, images), self.task.train.y[index])
 
-    def _finish(
-        self,
-        tree: Tree,
-        labels: Tensor,
-        counts: Tensor,
-        merged: tuple[int, ...],
-        selected: Selected,
-    ) -> None:
-        """Keep the iteration's tree calibrated; the one that is routed by and grown on is not."""
-        t, y = tree.depth, self.task.val.y
-        if t > 1 and self.config.calibration == "train":
+    def _judged(self, tree: Tree) -> tuple[Tree, Proxy, dict[str, Any]]:
+        """Return a tree calibrated; the one that is routed by and grown on is not."""
+        t = tree.depth
+        if self.config.calibration == "train":
             self.fixed = self._fit_on_training_images(tree)
-        super()._finish(tree, labels, counts, merged, selected)
-        if t > 1:
-            done = self.done[-1]
-            logits = predict_with(tree, EvalImages(self.task.val.images, self.task.eval_transform))
-            self.ctx.count_passes(len(y))
-            calibration = self._fit(logits)
-            outputs = logits
-            if calibration is not None:
-                outputs = calibration(logits)
-                done.tree = CalibratedTree(done.tree, calibration).to(self.ctx.device)
-                done.facts["calibration"] = {
-                    "bias": calibration.bias.tolist(),
-                    "scale": float(calibration.scale),
-                }
-            if self._rule() == "cell_pwga":
-                done.facts["cell_pwga"] = done.facts["pwga2"]
-                done.facts["pwga2"] = pseudo_wga(outputs, y, t).value
-        self.fixed = None
+        outputs = self._val_logits(tree)
+        calibration, self.fixed = self._fit(outputs), None
+        facts: dict[str, Any] = {}
+        if calibration is not None:
+            outputs = calibration(outputs)
+            tree = CalibratedTree(tree, calibration).to(self.ctx.device)
+            facts["calibration"] = {
+                "bias": calibration.bias.tolist(),
+                "scale": float(calibration.scale),
+            }
+        proxy = self._selection_proxy(outputs[self.selection_indices], t)
+        facts["pwga2"] = proxy.value
+        if self._rule() == "cell_pwga":
+            facts["cell_pwga"] = proxy.value
+            facts["pwga2"] = self._pwga(outputs, t, self.config.pwga).value
+        return tree, proxy, facts | self._readings(outputs, t)
 
 
-@register("nct_plus", version=1, config=PlusConfig, title="NCT+", order=95)
+@register("nct_plus", version=2, config=PlusConfig, title="NCT+", order=95)
 class NctPlus(Nct):
     """Grow NCT's tree, and calibrate its leaves."""
 

@@ -171,9 +171,15 @@ class FittedTree(Fitted):
         details: dict[str, object] | None = None,
         partition: Tensor | None = None,
         snapshots: tuple[FittedTree, ...] = (),
+        last_epoch: FittedTree | None = None,
     ) -> None:
         super().__init__(
-            tree, selection=selection, details=details, partition=partition, snapshots=snapshots
+            tree,
+            selection=selection,
+            details=details,
+            partition=partition,
+            snapshots=snapshots,
+            last_epoch=last_epoch,
         )
         self.tree = tree
         self.codes = codes

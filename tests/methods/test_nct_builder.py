@@ -141,15 +141,19 @@ class TestPhases:
         checkpoint: Any,
     ) -> None:
         """The proxy is best in phase 1, whose backbone is still that of iteration 1."""
-        calls = iter([0.9, 0.1, 0.2, 0.3, 0.5])  # two epochs a phase, then the iteration's end
+        # Two epochs a phase, then the kept tree and that of the last epoch.
+        calls = iter([0.9, 0.1, 0.3, 0.2, 0.5, 0.4])
         monkeypatch.setattr(TreeBuilder, "_proxy", lambda self, logits, t: Proxy(next(calls), 100))
         config = replace(TOY, iterations=2, checkpoint=checkpoint)
         fitted = fit(toy_task, config, make_context(checkpoint))
         first, second = (snapshot.tree.state_dict() for snapshot in fitted.snapshots)
         unmoved = torch.equal(first["backbone.body.1.weight"], second["backbone.body.1.weight"])
         assert unmoved == (checkpoint == "iteration")
-        kept = fitted.details["nct"]["iterations"][1]["trained"]
-        assert kept["value"] == (0.9 if checkpoint == "iteration" else 0.3)
+        noted = fitted.details["nct"]["iterations"][1]
+        assert noted["trained"]["value"] == (0.9 if checkpoint == "iteration" else 0.3)
+        assert (noted["phase"], noted["trained"]["epoch"]) == (1 + (not unmoved), 0)
+        assert (noted["pwga2"], noted["end"]["pwga2"]) == (0.5, 0.4)
+        assert (noted["end"]["phase"], noted["end"]["epoch"]) == (2, 1)
 
     def test_routing_sees_the_best_checkpoint(
         self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
@@ -468,7 +472,8 @@ ABLATIONS = {
     "iterations": ("2", "4"),
     "depth_rule": ("false",),
     "routing_images": ("clean",),
-    "pwga": ("routed",),
+    "pwga": ("predicted",),
+    "checkpoint": ("iteration",),
     "min_group": ("5",),
     "z": ("1",),
     "phase2_patience": ("3",),

@@ -145,6 +145,7 @@ class TestInTraining:
     def train(self, builder: TreeBuilder) -> None:
         torch.manual_seed(0)
         tree = Tree(Backbone(nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), 8), 2)
+        builder.first_val = torch.zeros_like(builder.task.val.y)
         for labels in (self.FIRST, self.SECOND):
             counts = torch.bincount(labels)
             builder._grow(tree, counts)
