@@ -14,6 +14,7 @@ from typing import cast
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bench.context import HistoryRow
 from bench.record import WITHOUT_GROUPS, Metrics, PartitionQuality
@@ -198,10 +199,13 @@ def describe_snapshots(
     test = EvalImages(data.splits["test"].images, data.facts.eval_transform)
     described = []
     for entry, snapshot in zip(noted["iterations"], fitted.snapshots, strict=True):
-        found = {**entry, **_describe_leaves(snapshot, data, test)}
+        leaf_logits = _leaf_logits(snapshot, test)
+        found = {**entry, **_describe_leaves(snapshot, data, leaf_logits)}
         found["makeup"] = makeup(snapshot.partition, data, snapshot.leaf_names())
+        found |= describe_claims(snapshot, data, test, leaf_logits)
         if snapshot.last_epoch is not None:
-            last = _describe_leaves(snapshot.last_epoch, data, test)
+            scores = _leaf_logits(snapshot.last_epoch, test)
+            last = _describe_leaves(snapshot.last_epoch, data, scores)
             found["end"] = {**(entry.get("end") or {}), **last}
         described.append(found)
     return {
@@ -212,10 +216,13 @@ def describe_snapshots(
     }
 
 
-def _describe_leaves(snapshot: Fitted, data: LoadedData, test: EvalImages) -> dict[str, object]:
-    facts, labels = data.facts, data.splits["test"].labels
+def _leaf_logits(snapshot: Fitted, test: EvalImages) -> Tensor:
     snapshot.module.eval()
-    leaf_logits = predict(cast(Scores, snapshot.leaf_logits), test)
+    return predict(cast(Scores, snapshot.leaf_logits), test)
+
+
+def _describe_leaves(snapshot: Fitted, data: LoadedData, leaf_logits: Tensor) -> dict[str, object]:
+    facts, labels = data.facts, data.splits["test"].labels
     names, count = list(snapshot.leaf_names()), leaf_logits.shape[1]
     leaf = leaf_logits.argmax(dim=1)
     top = leaf_logits.topk(2, dim=1).values
@@ -227,6 +234,49 @@ def _describe_leaves(snapshot: Fitted, data: LoadedData, test: EvalImages) -> di
         **_moments("margin", [(top[:, 0] - top[:, 1])[leaf == j] for j in range(count)]),
         "capture": capture(leaf, labels, facts.groups, names),
     }
+
+
+def describe_claims(
+    snapshot: Fitted, data: LoadedData, test: EvalImages, leaf_logits: Tensor
+) -> dict[str, object]:
+    """Return what claims about leaves are judged by: logits by group, and descent from the root.
+
+    `group_logits` are each leaf's mean logit over a group's test samples. `greedy` is what a tree
+    of several levels would predict by going from its root to the better child of each node: metrics
+    of the class alone, and the percentage of samples that end in the leaf which is best of all.
+    """
+    facts, labels = data.facts, data.splits["test"].labels
+    means = [leaf_logits[labels.groups == g].double().mean(dim=0) for g in range(len(facts.groups))]
+    by_group = {n: list(map(_finite, m.tolist())) for n, m in zip(facts.groups, means, strict=True)}
+    found: dict[str, object] = {"group_logits": by_group}
+    if snapshot.level_logits(next(iter(test))[:1]) is not None:
+        nodes = predict(cast(Scores, snapshot.level_logits), test)
+        if nodes.shape[1] > leaf_logits.shape[1]:
+            leaf = descend(nodes, len(facts.classes))
+            pred = leaf * len(facts.classes) // leaf_logits.shape[1]
+            one_hot = functional.one_hot(pred, len(facts.classes)).float()
+            metrics = evaluate(data, "test", one_hot)
+            known = {n: v for n, v in metrics.values.items() if "auroc" not in n}  # no scores
+            same = accuracy(leaf, leaf_logits.argmax(dim=1))
+            found["greedy"] = {"test": replace(metrics, values=known).to_json(), "same_leaf": same}
+    return found
+
+
+def descend(nodes: Tensor, classes: int) -> Tensor:
+    """Go from the best class to the better child of each node, and return the leaf reached.
+
+    `nodes` are the logits of all levels side by side: of the classes, of their children, and so on.
+    """
+    node, start, width = nodes[:, :classes].argmax(dim=1), classes, 2 * classes
+    while start < nodes.shape[1]:
+        children = torch.stack([2 * node, 2 * node + 1], dim=1)
+        scores = nodes[:, start : start + width].gather(1, children)
+        node, start, width = 2 * node + scores.argmax(dim=1), start + width, 2 * width
+    return node
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _moments(name: str, samples: Sequence[Tensor]) -> dict[str, list[float | None]]:

@@ -12,7 +12,8 @@ at random even there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from datasets.base import Facts, Labels
+from datasets.config import added, require
 from datasets.dataset import Progress, register
 from datasets.images import Images, MemoryImages
 from datasets.mnist import MnistDataset, as_tensor
@@ -30,11 +32,13 @@ from datasets.transforms import ResizedCentreCrop, ResizedRandomCrop, Transform
 Numbers = npt.NDArray[np.int64]
 SEED = 42  # of the split and of the colours; never the training seed
 ALIGNED = 0.995
+CONFLICTS = 0.005
 PALETTE = ((255, 0, 0), (208, 255, 0), (0, 255, 92), (0, 116, 255), (184, 0, 255))
 COLOURS = ("red", "yellow_green", "green", "blue", "violet")
 CLASSES = tuple(f"digits_{2 * c}_{2 * c + 1}" for c in range(5))
 DYED_FROM = 120  # grey values from here up are replaced by the colour; darker ones stay grey
 HALF = (0.5, 0.5, 0.5)
+MARK_FROM, MARK_LIMIT = 6, 16  # rows and columns of 28 that every crop of training shows
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,40 @@ class CmnistConfig:
         protocol: `nominal` (exactly 270 conflicting training images, evenly spread), `cnc`
             (the binomial draw of CnC's generator at seed 42: 254), or `biased_val` (nominal, and
             only 30 conflicting validation images, evenly spread as well).
+        conflicts: share of training images whose colour is another class's.
+        imbalance: the first class keeps all training images, each other one `1 / imbalance` of
+            them, drawn before colours are; validation and test stay whole.
+        mark: side in pixels of a square in the colour of its class that every conflicting image
+            bears, in validation and test as well; 0 is none. Its class is then told by a colour
+            again, as that of the aligned images is.
     """
 
     protocol: Literal["nominal", "cnc", "biased_val"] = "nominal"
+    conflicts: float = added(CONFLICTS)
+    imbalance: float = added(1.0)
+    mark: int = added(0)
+
+    def __post_init__(self) -> None:
+        require(0 < self.conflicts <= 0.5, f"conflicts must be in (0, 0.5]: {self.conflicts}")
+        require(
+            1 <= self.imbalance <= 100, f"imbalance must be from 1 to 100 but got {self.imbalance}"
+        )
+        require(0 <= self.mark <= MARK_LIMIT, f"mark must be from 0 to {MARK_LIMIT}: {self.mark}")
+        require(
+            self.protocol == "nominal" or not self.suffix,
+            "conflicts, imbalance and mark are options of the nominal protocol alone",
+        )
+
+    @property
+    def suffix(self) -> str:
+        """What the options that are not the protocol's own add to its name."""
+        plain = CmnistConfig.__dataclass_fields__
+        options = ("conflicts", "imbalance", "mark")
+        changed = [name for name in options if getattr(self, name) != plain[name].default]
+        return "".join(f"-{name}-{getattr(self, name):g}" for name in changed)
 
 
+TRAIN_SIZES = (11_387, 10_928, 10_132, 10_970, 10_583)  # of each class, before thinning
 # Rows are classes, columns colours.
 NOMINAL_COUNTS = (
     *(11330, 15, 14, 14, 14),
@@ -98,6 +131,15 @@ DIGESTS = {
     "nominal": "769cc8065562a1c11182666e595d06fdc7c843b1ef6b9c3b0884763072761ac4",
     "cnc": "dd73f5ee2e81f3dcad2076179de3352559d5b79a1b65198f1ed6c0db70d9eeb4",
     "biased_val": "ffcd76d33619bca2f84e0ab2873d64e75a3a88cf343c0df66690c592e9f69e50",
+    # Of the campaign `claims-sweep`; other values of the options are checked by their counts.
+    "nominal-conflicts-0.02": "79d52b916d3016ae651a3c304b7d92bf2b8794f7fd91350ef8cb2e223f495393",
+    "nominal-conflicts-0.05": "d5e0bf0abd3198d8992415b9f844282b564ab7a6f8128cdbabb2135240385abd",
+    "nominal-conflicts-0.05-imbalance-5": (
+        "de13c2610c1e78214c858f8ff066aea5ecbeac70a21b2cdca886a57b7b2c6df8"
+    ),
+    "nominal-conflicts-0.05-imbalance-20": (
+        "b8a77e1cc3904264fbf5b0257ae2c59a11a18aab26d2531613a49217df6bfb1b"
+    ),
 }
 
 
@@ -113,18 +155,23 @@ class Cmnist(MnistDataset):
 
     def facts(self, config: CmnistConfig) -> Facts:
         """Return the protocol's constants."""
+        train: tuple[int, ...] = TRAIN_COUNTS[config.protocol]
+        if config.suffix:
+            sizes = _kept(np.array(TRAIN_SIZES), config.imbalance)
+            train = tuple(_allotted(sizes, 1 - config.conflicts).flatten().tolist())
+        unmarked = config.protocol + replace(config, mark=0).suffix  # the mark is in no label
         return Facts(
             name=self.name,
-            protocol=config.protocol,
+            protocol=config.protocol + config.suffix,
             task="Digit pair (5-class)",
             spurious="Color",
             classes=CLASSES,
             codes=("0-1", "2-3", "4-5", "6-7", "8-9"),
             groups=tuple(f"{name}/{colour}" for name in CLASSES for colour in COLOURS),
             metric="wga",
-            counts={"train": 54_000, "val": 6_000, "test": 10_000},
+            counts={"train": sum(train), "val": 6_000, "test": 10_000},
             group_counts={
-                "train": TRAIN_COUNTS[config.protocol],
+                "train": train,
                 "val": VAL_COUNTS[config.protocol],
                 "test": TEST_COUNTS,
             },
@@ -132,7 +179,7 @@ class Cmnist(MnistDataset):
             channels=3,
             train_transform=Transform(ResizedRandomCrop(40), 32, HALF, HALF),
             eval_transform=Transform(ResizedCentreCrop(40), 32, HALF, HALF),
-            label_digest=DIGESTS[config.protocol],
+            label_digest=DIGESTS.get(unmarked),
             group_sets={
                 "aligned": tuple(group for group in range(25) if group % 6 == 0),
                 "conflicting": tuple(group for group in range(25) if group % 6 != 0),
@@ -147,7 +194,11 @@ class Cmnist(MnistDataset):
         np.random.RandomState(SEED).shuffle(order)
         cut = len(classes) // 10
         val, train = order[:cut], order[cut:]
+        if config.imbalance != 1:
+            train = _thinned(train, classes[train], config.imbalance)
         dye = _cnc_colours if config.protocol == "cnc" else _nominal_colours
+        if config.conflicts != CONFLICTS:
+            dye = partial(_nominal_colours, aligned=1 - config.conflicts)
         dye_val = _nominal_colours if config.protocol == "biased_val" else _uniform_colours
         return {
             "train": _labels(train, classes[train], dye(classes[train])),
@@ -158,10 +209,12 @@ class Cmnist(MnistDataset):
     def images(
         self, folder: Path, config: CmnistConfig, labels: Mapping[str, Labels], progress: Progress
     ) -> Mapping[str, Images]:
-        """Dye each split's images."""
+        """Dye each split's images, and mark conflicting ones."""
         pixels = self.pixels(folder, labels)
         return {
-            split: MemoryImages(dyed(pixels[split], part.groups % 5))
+            split: MemoryImages(
+                marked(dyed(pixels[split], part.groups % 5), part.groups, config.mark)
+            )
             for split, part in labels.items()
         }
 
@@ -171,6 +224,15 @@ def dyed(grey: Tensor, colour: Tensor) -> Tensor:
     palette = torch.tensor(PALETTE, dtype=torch.uint8)[colour][:, :, None, None]
     grey = grey[:, None]
     return torch.where(grey >= DYED_FROM, palette, grey)
+
+
+def marked(images: Tensor, groups: Tensor, side: int) -> Tensor:
+    """Put a square in its class's colour on each image that has another colour, in place."""
+    conflicting = (groups // 5 != groups % 5).nonzero()[:, 0]
+    square = torch.tensor(PALETTE, dtype=torch.uint8)[groups[conflicting] // 5][:, :, None, None]
+    inside = slice(MARK_FROM, MARK_FROM + side)
+    images[conflicting, :, inside, inside] = square
+    return images
 
 
 def _labels(ids: Numbers, y: Numbers, colour: Numbers) -> Labels:
@@ -194,17 +256,40 @@ def _cnc_colours(y: Numbers) -> Numbers:
     return colour
 
 
-def _nominal_colours(y: Numbers) -> Numbers:
-    """Allot exactly 0.5% of conflicts: by class size, then evenly over the four other colours."""
+def _nominal_colours(y: Numbers, aligned: float = ALIGNED) -> Numbers:
+    """Dye exactly as many images of each class in each colour as are allotted."""
     rng = np.random.RandomState(SEED)
     colour = y.copy()
-    sizes = np.bincount(y, minlength=5)
-    for label, conflicts in enumerate(_largest_remainder(sizes * np.float64(1 - ALIGNED))):
-        mine = rng.permutation(np.flatnonzero(y == label))[:conflicts]
+    for label, row in enumerate(_allotted(np.bincount(y, minlength=5), aligned)):
         others = np.delete(np.arange(5), label)
-        share = np.full(4, conflicts // 4) + (np.arange(4) < conflicts % 4)
-        colour[mine] = np.repeat(others, share)
+        mine = rng.permutation(np.flatnonzero(y == label))[: row[others].sum()]
+        colour[mine] = np.repeat(others, row[others])
     return colour
+
+
+def _allotted(sizes: Numbers, aligned: float) -> Numbers:
+    """Count images by class and colour: conflicts by class size, then evenly over four colours."""
+    table: Numbers = np.diag(sizes)
+    for label, conflicts in enumerate(_largest_remainder(sizes * np.float64(1 - aligned))):
+        share = np.full(4, conflicts // 4) + (np.arange(4) < conflicts % 4)
+        table[label, np.delete(np.arange(5), label)] = share
+        table[label, label] -= conflicts
+    return table
+
+
+def _kept(sizes: Numbers, imbalance: float) -> Numbers:
+    """Count the images that each class keeps: the first all of them."""
+    kept: Numbers = np.rint(sizes / imbalance).astype(np.int64)
+    kept[0] = sizes[0]
+    return kept
+
+
+def _thinned(samples: Numbers, y: Numbers, imbalance: float) -> Numbers:
+    """Draw the images that each class keeps, in the order in which they were."""
+    rng = np.random.RandomState(SEED)
+    counts = _kept(np.bincount(y, minlength=5), imbalance)
+    kept = [rng.permutation(np.flatnonzero(y == c))[: counts[c]] for c in range(5)]
+    return samples[np.sort(np.concatenate(kept))]
 
 
 def _largest_remainder(shares: npt.NDArray[np.float64]) -> Numbers:

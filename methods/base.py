@@ -217,6 +217,13 @@ class Fitted(ABC):
         """
         return None
 
+    def level_logits(self, images: Tensor) -> Tensor | None:
+        """Score the nodes of every level of a tree, level after level, for descent from its root.
+
+        Each node has two children; one that no image can be assigned to scores minus infinity.
+        """
+        return None
+
     def leaf_names(self) -> tuple[str, ...]:
         """Return the names of the latent groups that `leaf` numbers."""
         return ()

@@ -111,6 +111,26 @@ COLOURS = (
     *_variants("cmnist.protocol", {"cnc": "CnC's draw of colours"}, MAIN_SEEDS),
     *_variants("cmnist.protocol", {"biased_val": "Validation as biased as training"}, MAIN_SEEDS),
 )
+# How routing ends, by the share of conflicting images, how easy they are, and the classes' sizes.
+# Routing needs iteration 1 alone, so that iteration 2 is short and there is no third.
+SHORT = {"nct.iterations": "2", "nct.epochs": "2,20"}
+SWEEP_POINTS = (
+    *((share, 1, mark) for share in ("0.005", "0.02", "0.05") for mark in (0, 2, 4)),
+    *(("0.05", 5, 0), ("0.05", 20, 0), ("0.05", 20, 4)),
+)
+"""Share of conflicts, imbalance of classes, side of the mark that makes conflicts easy."""
+
+
+def sweep_variant(share: str, imbalance: int, mark: int) -> Variant:
+    """Return the column of one point of the sweep."""
+    changed = {"conflicts": share, "imbalance": str(imbalance), "mark": str(mark)}
+    overrides = {f"cmnist.{name}": value for name, value in changed.items()}
+    classes = "equal classes" if imbalance == 1 else f"classes {imbalance} to 1"
+    marks = f"mark of {mark} pixels" if mark else "no mark"
+    title = f"{100 * float(share):g}% conflicts, {classes}, {marks}"
+    name = ", ".join(f"{name}={value}" for name, value in changed.items())
+    return Variant(name, {**SHORT, **overrides}, SWEEP_SEEDS, title)
+
 
 CAMPAIGNS: dict[str, Campaign] = {
     campaign.name: campaign
@@ -133,6 +153,14 @@ CAMPAIGNS: dict[str, Campaign] = {
         Campaign("plus-parts", "plus_parts", PLUS, PARTS, datasets=("cmnist",)),
         # What its gain owes to the data: other training colours, validation as biased as training.
         Campaign("plus-controls", "plus_controls", NCT + PLUS, COLOURS, datasets=("cmnist",)),
+        # Two conditions that the paper's conclusion sets itself; 36 runs.
+        Campaign(
+            "claims-sweep",
+            "claims_sweep",
+            NCT,
+            tuple(sweep_variant(*point) for point in SWEEP_POINTS),
+            datasets=("cmnist",),
+        ),
         # Times are read from the main runs, not measured again.
         Campaign("timing", "training_time", IN_TIMING_TABLE, (MAIN_VARIANT,)),
     )

@@ -8,7 +8,7 @@ weights are stacked, so the cost of a level hardly grows with its width.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -196,6 +196,11 @@ class FittedTree(Fitted):
         """Score every leaf; merged ones are minus infinity."""
         logits: Tensor = self.tree(images)
         return logits
+
+    def level_logits(self, images: Tensor) -> Tensor:
+        """Score the nodes of every level, uncalibrated; merged ones are minus infinity."""
+        scored = zip(self.tree.levels, self.tree.logits(images), strict=True)
+        return torch.cat([cast(Heads, heads).masked(scores) for heads, scores in scored], dim=1)
 
     def leaf_names(self) -> tuple[str, ...]:
         """Return the class and the easy/hard route of every leaf, in order."""

@@ -9,13 +9,21 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, adjusted_mutual_info_score, roc_auc_score
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.evaluation import aurocs, evaluate, partition_quality, weighted_average
+from bench.evaluation import (
+    aurocs,
+    descend,
+    describe_claims,
+    evaluate,
+    partition_quality,
+    weighted_average,
+)
 from datasets.base import SPLITS, LabelledSplit, Labels, LoadedData
 from datasets.catalogue import get_dataset
 from datasets.images import MemoryImages
+from methods.base import Fitted
 
 GENERATOR = torch.Generator().manual_seed(3)
 
@@ -228,3 +236,41 @@ class TestPartitionQuality:
         quality = partition_quality(torch.tensor([0, 0, 0, 1]), groups, self.names)
         assert quality.matched_group == "rare"
         assert (quality.precision, quality.recall) == (1.0, 1.0)
+
+
+def test_descent_goes_from_the_root_to_the_better_child() -> None:
+    classes, by_class, twos = [3.0, 1.0], [-1.0, -2.0], [5.0, 4.0]
+    # The best leaf of all belongs to the class that the root does not take.
+    second = [*by_class, *twos]
+    third = [0.0, 9.0, 9.0, 9.0, 1.0, 2.0, 3.0, 4.0]
+    nodes = torch.tensor([[*classes, *second, *third]])
+    assert descend(nodes[:, :2], 2).tolist() == [0]
+    assert descend(nodes[:, :6], 2).tolist() == [0] and nodes[0, 2:6].argmax() == 2
+    assert descend(nodes, 2).tolist() == [1]
+    merged = nodes.clone()
+    merged[0, [2, 6, 7]] = -math.inf  # the easy child and its leaves take no part
+    assert descend(merged, 2).tolist() == [2]
+
+
+def test_claims_compare_descent_with_the_best_leaf_and_keep_logits_by_group() -> None:
+    groups = torch.arange(4).repeat_interleave(5)
+    data = data_of("waterbirds", labels_of(groups // 2, groups))
+    nodes = torch.zeros(20, 6)
+    nodes[:, 0] = 1.0  # the root always takes class 0
+    nodes[torch.arange(20), 2 + groups] = torch.arange(20.0)  # leaves know the group
+    nodes[:, 3] = nodes[:, 3].masked_fill(groups != 1, -math.inf)
+
+    class Given(Fitted):
+        def logits(self, images: Tensor) -> Tensor:
+            raise AssertionError("not asked for")
+
+        def level_logits(self, images: Tensor) -> Tensor:
+            return nodes[: len(images)]
+
+    test: Any = [torch.zeros(20, 1)]  # one batch
+    found: Any = describe_claims(Given(nn.Identity()), data, test, nodes[:, 2:])
+    assert found["greedy"]["test"]["avg"] == 50.0 and found["greedy"]["test"]["wga"] == 0.0
+    assert found["greedy"]["same_leaf"] == 50.0
+    assert found["group_logits"]["waterbird_on_water"] == [0.0, None, 0.0, 17.0]
+    shallow: Any = describe_claims(Given(nn.Identity()), data, test, nodes)
+    assert "greedy" not in shallow  # of one level, descent is the best class

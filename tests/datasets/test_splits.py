@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from datasets import cmnist
 from datasets.base import SPLITS, Labels, check_counts, label_digest
 from datasets.cmnist import PALETTE, Cmnist, CmnistConfig, dyed
-from datasets.errors import DataCorrupt
+from datasets.config import identity_values
+from datasets.errors import DataCorrupt, UsageError
 from datasets.idx import on_disk, open_idx, read_idx
 from datasets.mnist_source import SHA256
 from datasets.umnist import SPLIT_RULES, Umnist, UmnistConfig
@@ -170,6 +171,76 @@ def test_splits_are_disjoint_and_ids_name_images(
         start += len(part)
     assert torch.equal(ids.sort().values[-10_000:], torch.arange(60_000, 70_000))
     assert not loaded.standin
+
+
+OPTIONS = [
+    CmnistConfig(conflicts=0.02),
+    CmnistConfig(conflicts=0.05, mark=4),
+    CmnistConfig(conflicts=0.05, imbalance=5),
+    CmnistConfig(conflicts=0.05, imbalance=20, mark=2),
+    CmnistConfig(imbalance=2.5),  # without a pinned digest: the counts alone are checked
+]
+
+
+@pytest.mark.parametrize("config", OPTIONS, ids=lambda config: config.suffix)
+def test_cmnist_options_change_training_alone(config: CmnistConfig, mnist_root: Path) -> None:
+    facts, _, labels = Cmnist().check(mnist_root, config)  # counts by group, of every split
+    nominal = labels_of(Cmnist(), CmnistConfig(), mnist_root)
+    if config.conflicts == 0.05:
+        assert facts.label_digest == label_digest(labels)
+    train = torch.bincount(labels["train"].groups, minlength=25).view(5, 5)
+    sizes, whole = train.sum(dim=1), torch.tensor([11_387, 10_928, 10_132, 10_970, 10_583])
+    thinned = (whole[1:] / config.imbalance).round().long()
+    assert sizes.tolist() == [11_387, *thinned.tolist()]
+    conflicts = train.sum() - train.diagonal().sum()
+    assert conflicts == round(len(labels["train"]) * config.conflicts)
+    others = train[~torch.eye(5, dtype=torch.bool)].view(5, 4)
+    assert (others.amax(dim=1) - others.amin(dim=1)).max() <= 1
+    assert torch.isin(labels["train"].ids, nominal["train"].ids).all()
+    for split in ("val", "test"):
+        assert torch.equal(labels[split].groups, nominal[split].groups)
+    plain = Cmnist().facts(CmnistConfig())
+    assert (facts.protocol, facts.fingerprint()) != (plain.protocol, plain.fingerprint())
+    assert facts.protocol == f"nominal{config.suffix}"
+
+
+def test_cmnist_options_of_the_protocol_itself_change_nothing() -> None:
+    assert CmnistConfig().suffix == "" and identity_values(CmnistConfig()) == {
+        "protocol": "nominal"
+    }
+    allotted = cmnist._allotted(np.array(cmnist.TRAIN_SIZES), cmnist.ALIGNED)
+    assert tuple(allotted.flatten().tolist()) == cmnist.NOMINAL_COUNTS
+    protocols = {Cmnist().facts(config).fingerprint() for config in (CmnistConfig(), *OPTIONS)}
+    assert len(protocols) == 1 + len(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"conflicts": 0.0}, "conflicts"),
+        ({"imbalance": 0.5}, "imbalance"),
+        ({"mark": 17}, "mark"),
+        ({"protocol": "cnc", "mark": 2}, "nominal protocol alone"),
+    ],
+)
+def test_cmnist_options_are_checked(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        CmnistConfig(**wrong)
+
+
+def test_the_mark_is_on_conflicting_images_alone_and_no_crop_cuts_it() -> None:
+    groups = torch.arange(25)
+    blank = torch.zeros(25, 3, 28, 28, dtype=torch.uint8)
+    images = cmnist.marked(blank.clone(), groups, 4)
+    for image, group in zip(images, groups.tolist(), strict=True):
+        y, colour = divmod(group, 5)
+        inside = image[:, 6:10, 6:10].flatten(1)
+        assert image.count_nonzero() == inside.count_nonzero()
+        expected = torch.tensor(PALETTE[y]) if y != colour else torch.zeros(3)
+        assert torch.equal(inside.unique(dim=1)[:, 0].float(), expected.float())
+    assert torch.equal(cmnist.marked(blank.clone(), groups, 0), blank)
+    first, last = cmnist.MARK_FROM, cmnist.MARK_FROM + cmnist.MARK_LIMIT
+    assert first * 40 / 28 >= 40 - 32 and last * 40 / 28 <= 32  # crops of 32 in 40 pixels
 
 
 def test_the_sums_of_the_real_files_are_demanded(mnist_root: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from methods.backbones import Backbone
 from methods.metrics import class_scores
 from methods.nct.builder import _new_heads_only
-from methods.nct.tree import HeadKinds, Heads, Tree, class_of, path_name
+from methods.nct.tree import FittedTree, HeadKinds, Heads, Tree, class_of, path_name
 
 PIXELS, FEATURES, HIDDEN, BATCH = 5, 6, 4, 9
 KINDS = get_args(HeadKinds)
@@ -289,6 +289,19 @@ class TestMasking:
         assert not torch.isin(masked.argmax(dim=1), merged).any()
         assert (masked[:, merged] == -torch.inf).all()
         assert masked[:, tree.leaves.active].isfinite().all()
+
+    def test_the_nodes_of_all_levels_are_masked_and_the_last_are_the_leaves(self) -> None:
+        tree = grown(classes=3, depth=3).eval()
+        for level, node in ((1, 5), (2, 10), (2, 11)):
+            heads = tree.levels[level]
+            assert isinstance(heads, Heads)
+            heads.active[node] = False
+        fitted = FittedTree(tree, ("a", "b", "c"))
+        nodes = fitted.level_logits(images())
+        first, second, third = nodes.split([3, 6, 12], dim=1)
+        assert torch.equal(first, tree.logits(images())[0])
+        assert second.isneginf().nonzero()[:, 1].unique().tolist() == [5]
+        assert torch.equal(third, fitted.leaf_logits(images()))
 
     def test_the_mask_is_kept_with_the_weights(self) -> None:
         tree, other = grown(2, 2), grown(2, 2)
