@@ -109,6 +109,10 @@ COLOURS = (
     *_variants("cmnist.protocol", {"cnc": "CnC's draw of colours"}, MAIN_SEEDS),
     *_variants("cmnist.protocol", {"biased_val": "Validation as biased as training"}, MAIN_SEEDS),
 )
+BALANCE = _variants(
+    "cmnist.protocol",
+    {"nominal": "Balanced validation", "biased_val": "Validation as biased as training"},
+)
 
 CAMPAIGNS: dict[str, Campaign] = {
     campaign.name: campaign
@@ -126,6 +130,11 @@ CAMPAIGNS: dict[str, Campaign] = {
         Campaign("plus-parts", "plus_parts", PLUS, PARTS, datasets=("cmnist",)),
         # What its gain owes to the data: other training colours, validation as biased as training.
         Campaign("plus-controls", "plus_controls", NCT + PLUS, COLOURS, datasets=("cmnist",)),
+        # What every method owes to a balanced validation set.
+        Campaign(
+            *("control-validation", "control_validation", IN_MAIN_TABLE + PLUS, BALANCE),
+            *(SWEEP_SEEDS, ("cmnist",)),
+        ),
         # Times are read from the main runs, not measured again.
         Campaign("timing", "training_time", IN_TIMING_TABLE, (MAIN_VARIANT,)),
     )
