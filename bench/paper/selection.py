@@ -132,8 +132,10 @@ def selection_panel(given: ReportInput) -> Table:
         rows=tuple(rows),
         selection="as each column says, computed from stored histories; reported: its own",
         notes=(
-            *_sentence("Its own rule instead of the last epoch changes", found, "own", "last"),
-            *_sentence("Worst group instead of average changes", found, "val_wga", "val_avg"),
+            *_sentence("Its own rule instead of the last epoch", found, "own", "last"),
+            *_sentence(
+                "Validation's worst group instead of its average", found, "val_wga", "val_avg"
+            ),
             *_remarks([one for of in found.values() for own in of.values() for one in own]),
         ),
         in_paper=False,
@@ -166,7 +168,7 @@ def _sentence(
         if known:
             ends = (f"{gain:+z.1f} ({method})" for gain, method in (min(known), max(known)))
             parts.append(f"{' to '.join(ends)} points on {dataset_title(dataset)}")
-    return (f"{what} a method's worst group by {'; '.join(parts)}.",) if parts else ()
+    return (f"{what} changes a method's worst group by {'; '.join(parts)}.",) if parts else ()
 
 
 def _remarks(found: Sequence[Choices]) -> tuple[str, ...]:
@@ -199,7 +201,9 @@ def draw_selection(given: FigureInput) -> Drawn:
     if not panels:
         raise SkippedFigure("no finished run with an audited training")
     figure, axes = plots.grid(len(panels), 1.4 + 0.24 * max(map(len, panels.values())))
-    rules = [rule for rule in RULES if rule != "last"]
+    everything = [own for by_method in panels.values() for own in by_method.values()]
+    known = {rule for own in everything for one in own for rule in one.values}
+    rules = [rule for rule in RULES if rule in known - {"last"}]
     for axis, (label, by_method) in zip(axes, panels.items(), strict=True):
         methods = methods_in_order(by_method)
         for place, (rule, colour) in enumerate(zip(rules, plots.palette(len(rules)), strict=True)):
@@ -211,7 +215,7 @@ def draw_selection(given: FigureInput) -> Drawn:
         axis.axvline(0, color=plots.INK, lw=0.8, zorder=0)
         axis.set_yticks(range(len(methods)), [escape_mathtext(method_title(m)) for m in methods])
         axis.set_ylim(max(len(methods), 3) - 0.5, -0.5)
-        axis.set(title=label, xlabel="test WGA over the last epoch's (points)")
+        axis.set(title=label, xlabel="gain over the last epoch (points)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return Drawn(
         figure,
