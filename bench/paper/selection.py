@@ -78,7 +78,7 @@ class Choices:
         test = seen[TEST].astype(float)
         for rule, column in BEST_BY.items():
             if column in seen and seen[column].notna().all():
-                values[rule] = float(test[seen[column].astype(float).idxmax()])
+                values[rule] = float(test.iloc[int(seen[column].astype(float).argmax())])
         values["last"] = float(test.iloc[-1])
         tree = TreeRecord.of(run.record)
         if kept is not None and (seen["epoch"] == kept.epoch).any():
@@ -249,8 +249,8 @@ def control_validation(given: ReportInput) -> Table:
         title="Control: biased validation",
         caption=(
             f"Test accuracy on {title} with validation balanced over colours, as in the main "
-            "table, and with validation as biased as training; the difference, paired by seed, is "
-            "what a method owes to a balanced validation set. T, V: uses training, validation "
+            "table, and with validation as biased as training; the difference (biased minus "
+            "balanced, by seed) is what a method owes to a balanced validation set. T, V: uses training, validation "
             "group labels."
         ),
         row_headers=("Method", "T", "V"),
