@@ -250,8 +250,8 @@ def control_validation(given: ReportInput) -> Table:
         caption=(
             f"Test accuracy on {title} with validation balanced over colours, as in the main "
             "table, and with validation as biased as training; the difference (biased minus "
-            "balanced, by seed) is what a method owes to a balanced validation set. T, V: uses training, validation "
-            "group labels."
+            "balanced, by seed) is what a method owes to a balanced validation set. T, V: uses "
+            "training, validation group labels."
         ),
         row_headers=("Method", "T", "V"),
         columns=columns(("Worst group", "Average"), ("Balanced", "Biased", "Difference")),
