@@ -20,6 +20,7 @@ from bench.reporting.names import headline_exceptions
 from bench.store import Store
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.errors import UsageError
+from methods.base import get_method
 
 TIME_COLUMNS: Mapping[str, tuple[Callable[[Timing], float | None], int]] = {
     "minutes, stand-alone": (lambda timing: timing.minutes_standalone, 1),
@@ -79,7 +80,7 @@ def _print(campaign: Campaign, cells: Sequence[CampaignCell], grid: Grid) -> Non
     """Print the campaign's table; development seeds apart, without their test figures."""
     if campaign.name == "timing":
         _print_times(timings(grid.store, grid.records()))
-    elif len(campaign.variants) == 1:
+    elif len(campaign.variants) == 1 or not all(get_method(m).tree for m in campaign.methods):
         output.print_results(grid.jobs, grid.statuses)
     else:
         developed = [job for job in grid.jobs if shown_split(job.seed) == "val"]

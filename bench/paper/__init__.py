@@ -37,7 +37,7 @@ def __getattr__(name: str) -> object:
 
 
 def _tables() -> tuple[TableBuilder, ...]:
-    from bench.paper import ablations, depth, leaves, protocol
+    from bench.paper import ablations, depth, leaves, protocol, selection
     from bench.reporting import comparisons, main_table
 
     return (
@@ -53,12 +53,13 @@ def _tables() -> tuple[TableBuilder, ...]:
         *(ablations.aux_sweep, ablations.abl_sampling),
         *(ablations.abl_checkpoint, ablations.abl_pwga),
         *(ablations.plus_parts, ablations.plus_controls),
+        *(selection.selection_panel, selection.control_validation),
         *(main_table.smoke_runs, main_table.left_out),
     )
 
 
 def _figures() -> tuple[FigureSpec, ...]:
-    from bench.paper import architecture, attribution, depth, leaves, theory
+    from bench.paper import architecture, attribution, depth, leaves, selection, theory
     from bench.reporting import PARETO, RANKS, TRAINING_TIME, FigureSpec
 
     return (
@@ -70,6 +71,7 @@ def _figures() -> tuple[FigureSpec, ...]:
         PARETO,
         FigureSpec("depth_curves", "Impact of depth", depth.draw_depth_curves),
         FigureSpec("proxy", "The proxy against the truth", depth.draw_proxy),
+        FigureSpec("selection_rules", "Rules of selection", selection.draw_selection),
         *(TRAINING_TIME, RANKS),
         FigureSpec("theory", "Enrichment and gap", theory.draw_theory, of_runs=False),
     )

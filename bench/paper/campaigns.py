@@ -132,6 +132,11 @@ def sweep_variant(share: str, imbalance: int, mark: int) -> Variant:
     return Variant(name, {**SHORT, **overrides}, SWEEP_SEEDS, title)
 
 
+BALANCE = _variants(
+    "cmnist.protocol",
+    {"nominal": "Balanced validation", "biased_val": "Validation as biased as training"},
+)
+
 CAMPAIGNS: dict[str, Campaign] = {
     campaign.name: campaign
     for campaign in (
@@ -160,6 +165,11 @@ CAMPAIGNS: dict[str, Campaign] = {
             NCT,
             tuple(sweep_variant(*point) for point in SWEEP_POINTS),
             datasets=("cmnist",),
+        ),
+        # What every method owes to a balanced validation set.
+        Campaign(
+            *("control-validation", "control_validation", IN_MAIN_TABLE + PLUS, BALANCE),
+            *(SWEEP_SEEDS, ("cmnist",)),
         ),
         # Times are read from the main runs, not measured again.
         Campaign("timing", "training_time", IN_TIMING_TABLE, (MAIN_VARIANT,)),
