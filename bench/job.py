@@ -23,7 +23,6 @@ from datasets.config import (
     Values,
     as_plain,
     build_config,
-    coerce,
     identity_values,
     read_stored,
     with_overrides,
@@ -105,6 +104,21 @@ class Job:
         """Return the dataset's configuration."""
         return read_stored(get_dataset(self.dataset).config_type, self.config.dataset, self.dataset)
 
+    def derived_identity(self) -> dict[str, object]:
+        """Return what the identity is by what the job says; a plug-in's has its name besides."""
+        return {
+            "method": self.method,
+            "version": self.version,
+            "config": {
+                "method": identity_values(self.method_config()),
+                "dataset": identity_values(self.dataset_config()),
+                "backbone": {k: v for k, v in self.config.backbone.items() if k != "weights"},
+            },
+            "fingerprint": self.fingerprint,
+            "seed": self.seed,
+            "quick": self.quick,
+        }
+
     def backbone(self) -> BackboneSpec:
         """Return the network as a task carries it."""
         values = self.config.backbone
@@ -182,18 +196,6 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
             before = RunConfig(as_plain(preset), as_plain(dataset.config_type()), preset_backbone)
             outside = {"method": method.distribution, "dataset": dataset.distribution}
             plugin = {what: known for what, known in outside.items() if known is not None}
-            common = {
-                "method": method.name,
-                "version": method.version_of(config),
-                "config": {
-                    "method": identity_values(config),
-                    "dataset": identity_values(settings),
-                    "backbone": {k: v for k, v in backbone.items() if k != "weights"},
-                },
-                "fingerprint": facts.fingerprint(),
-                "quick": request.quick,
-                **({"plugin": plugin} if plugin else {}),
-            }
             own_preset = request.preset != "paper" or has_preset(method, name)
             first = Job(
                 method=method.name,
@@ -207,7 +209,7 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
                 preset=request.preset if own_preset else DEFAULT_PRESET,
                 config=resolved,
                 seed=0,
-                identity=common,
+                identity={},
                 overrides={
                     key: value
                     for key, value in request.overrides.items()
@@ -216,8 +218,9 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
                 },
                 data_kind=kind,
             )
+            identity = first.derived_identity() | ({"plugin": plugin} if plugin else {})
             for seed in request.seeds:
-                jobs.append(replace(first, seed=seed, identity={**common, "seed": seed}))
+                jobs.append(replace(first, seed=seed, identity={**identity, "seed": seed}))
     return jobs
 
 
@@ -250,22 +253,15 @@ def _method_config(
 
 def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> dict[str, object]:
     """Describe the network; ImageNet weights are known by their digest, not by their path."""
-    known = {"name": str, "pretrained": bool, "weights": str | None}
-    for key in overrides:
-        if key not in known:
-            raise UsageError(
-                f"unknown setting 'backbone.{key}'{did_you_mean(key, known, 'backbone.')}",
-                f"settings of backbone: {', '.join(known)}",
-            )
-    values = {k: coerce(v, known[k], f"backbone.{k}") for k, v in overrides.items()}
-    name = values.get("name", default)
+    asked = build_config(
+        BackboneSpec, {"name": default, "pretrained": True, **overrides}, "backbone"
+    )
+    name, weights = asked.name, asked.weights
     if name != default:
         check_backbone(name)
-    pretrained = values.get("pretrained", name not in LENETS)
-    weights = values.get("weights")
     if weights is not None and not Path(weights).is_file():
         raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
-    spec: dict[str, object] = {"name": name, "pretrained": pretrained and name not in LENETS}
+    spec: dict[str, object] = {"name": name, "pretrained": asked.pretrained and name not in LENETS}
     if spec["pretrained"]:
         fetched = find_weights(root) if name in FETCHED_BACKBONES else None
         path = Path(weights).resolve() if weights else fetched
