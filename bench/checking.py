@@ -30,7 +30,7 @@ from torch.nn.functional import one_hot
 from bench.context import stage_address
 from bench.evaluation import aurocs, evaluate, partition_quality
 from bench.job import DEFAULT_PRESET, NO_DATA, Job, Request, expand, identity_changes
-from bench.provenance import plugin_info
+from bench.provenance import Provenance, plugin_info
 from bench.record import Metrics, Record, read_record, to_plain
 from bench.store import Store
 from datasets.base import Facts, LabelledSplit, Labels, LoadedData, label_digest
@@ -594,19 +594,18 @@ def other_conditions(before: Record, now: Record) -> str:
 
     What an earlier record does not say of its machine counts as different.
     """
-    sides = []
-    for origin in (before.provenance, now.provenance):
-        machine = {n: v for n, v in to_plain(origin.environment).items() if n not in NO_MATTER}
-        sides.append({**machine, "device": origin.device, "threads": origin.threads})
-    old, new = sides
-    changed = [
-        f"{n} {old.get(n)} (now {new.get(n)})" for n in {**old, **new} if old.get(n) != new.get(n)
-    ]
-    installed = now.provenance.environment.libraries
-    for name, version in before.provenance.environment.libraries.items():
+    old, new = before.provenance, now.provenance
+    changes = identity_changes(_machine(old), _machine(new))
+    installed = new.environment.libraries
+    for name, version in old.environment.libraries.items():
         if name != "nct-bench" and installed.get(name) != version:
-            changed.append(f"{name} {version} (now {installed.get(name)})")
-    return ", ".join(changed)
+            changes[name] = (version, installed.get(name))
+    return ", ".join(f"{name} {had} (now {has})" for name, (had, has) in changes.items())
+
+
+def _machine(origin: Provenance) -> Values:
+    known = {n: v for n, v in to_plain(origin.environment).items() if n not in NO_MATTER}
+    return {**known, "device": origin.device, "threads": origin.threads}
 
 
 def beyond_tolerance(before: Record, now: Record, records: Iterable[Record]) -> list[str]:
