@@ -187,13 +187,17 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
         facts = dataset.info_on_disk(settings, place)
         root = request.data_root
         backbone = resolve_backbone(facts.backbone, by_owner.get("backbone", {}), root)
+        shared = {name: as_plain(settings), "backbone": backbone}
         preset_backbone = resolve_backbone(facts.backbone, {}, root)
+        usual = {name: as_plain(dataset.config_type()), "backbone": preset_backbone}
         kind = "release" if place is None else place.data_kind
         for method in methods:
             config = _method_config(method, name, request, by_owner, kind)
-            preset = _method_config(method, name, request, {}, kind)
-            resolved = RunConfig(as_plain(config), as_plain(settings), backbone)
-            before = RunConfig(as_plain(preset), as_plain(dataset.config_type()), preset_backbone)
+            values = as_plain(config)
+            preset = as_plain(_method_config(method, name, request, {}, kind))
+            changed = identity_changes(
+                {**shared, method.name: values}, {**usual, method.name: preset}
+            )
             outside = {"method": method.distribution, "dataset": dataset.distribution}
             plugin = {what: known for what, known in outside.items() if known is not None}
             own_preset = request.preset != "paper" or has_preset(method, name)
@@ -207,14 +211,13 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
                 standin=kind == "standin",
                 quick=request.quick,
                 preset=request.preset if own_preset else DEFAULT_PRESET,
-                config=resolved,
+                config=RunConfig(values, as_plain(settings), backbone),
                 seed=0,
                 identity={},
                 overrides={
                     key: value
                     for key, value in request.overrides.items()
-                    if _setting(resolved, key, method.name, name)
-                    != _setting(before, key, method.name, name)
+                    if (f"{key}_sha256" if key == "backbone.weights" else key) in changed
                 },
                 data_kind=kind,
             )
@@ -222,16 +225,6 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
             for seed in request.seeds:
                 jobs.append(replace(first, seed=seed, identity={**identity, "seed": seed}))
     return jobs
-
-
-def _setting(config: RunConfig, key: str, method: str, dataset: str) -> object:
-    """Look up a setting by its `--set` key; none where it belongs to another run's method."""
-    owner, *knobs = key.split(".")
-    owners = {method: config.method, dataset: config.dataset, "backbone": config.backbone}
-    value: object = owners.get(owner)
-    for knob in ["weights_sha256"] if key == "backbone.weights" else knobs:
-        value = value.get(knob) if isinstance(value, Mapping) else None
-    return value
 
 
 def _method_config(
