@@ -49,7 +49,7 @@ Names = str | Sequence[str]
 Seeds = int | str | Sequence[int]
 Rerun = Literal["missing", "failed", "always", "never"]
 Resume = Literal["same-code", "anyway"]
-RERUN: tuple[Rerun, ...] = ("missing", "failed", "always", "never")
+RERUN: tuple[Rerun, ...] = get_args(Rerun)
 COUNTED = (Status.DONE, Status.FAILED, Status.RUNNING, Status.QUEUED, Status.MISSING)
 
 
@@ -117,13 +117,10 @@ class Grid:
 
     def to_json(self) -> dict[str, object]:
         """Return the content of `plan`, `status` and `run` with `--json`."""
-        runs = []
-        for job in self.jobs:
-            found = self.statuses[job.run_id]
-            row = run_row(job) | status_row(job.run_id, found, self.store)
-            if self.expected is not None:
-                row["expected_seconds"] = self.seconds.get(job.run_id)
-            runs.append(row)
+        runs = [
+            run_row(job) | status_row(job.run_id, self.statuses[job.run_id], self.store)
+            for job in self.jobs
+        ]
         content: dict[str, object] = {
             "total": len(self.jobs),
             **self.counts(),
@@ -131,6 +128,8 @@ class Grid:
             "skipped_datasets": [{"name": s.name, "command": s.command} for s in self.skipped],
         }
         if self.expected is not None:
+            for row, job in zip(runs, self.jobs, strict=True):
+                row["expected_seconds"] = self.seconds.get(job.run_id)
             totals = {"shared": self.expected.shared, "standalone": self.expected.standalone}
             content["expected_seconds"] = totals
         return content

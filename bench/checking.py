@@ -30,16 +30,16 @@ from torch.nn.functional import one_hot
 from bench.context import stage_address
 from bench.evaluation import aurocs, evaluate, partition_quality
 from bench.job import DEFAULT_PRESET, NO_DATA, Job, Request, expand, identity_changes
-from bench.provenance import plugin_info
+from bench.provenance import Provenance, plugin_info
 from bench.record import Metrics, Record, read_record, to_plain
 from bench.store import Store
 from datasets.base import Facts, LabelledSplit, Labels, LoadedData, label_digest
 from datasets.catalogue import get_dataset
-from datasets.config import Values, identity_values
+from datasets.config import Values
 from datasets.dataset import QUICK_SIZES, quick_subset
 from datasets.errors import BenchError, UsageError
 from datasets.fetch import Log, default_data_root
-from datasets.files import digest, to_json
+from datasets.files import Damaged, digest, to_json
 from datasets.images import MemoryImages
 from methods.base import get_method
 from methods.metrics import margin_score
@@ -446,15 +446,11 @@ def _plain(values: Values) -> Values:
 
 def _files(record: Record, folder: Path) -> Iterator[str]:
     """Compare lengths and checksums with those that the record has; earlier ones have none."""
-    files = json.loads((folder / "record.json").read_text()).get("files") or {}
-    for name, known in files.items():
-        path = folder / Path(name).name
-        if not path.is_file():
-            yield f"{name} is missing"
-        elif path.stat().st_size != known["bytes"]:
-            yield f"{name} has {path.stat().st_size} bytes of {known['bytes']}"
-        elif hashlib.sha256(path.read_bytes()).hexdigest() != known["sha256"]:
-            yield f"the checksum of {name} does not fit"
+    for name, known in record.files.items():
+        try:
+            known.check(folder / Path(name).name)
+        except Damaged as error:
+            yield error.message
 
 
 def _identity(record: Record, folder: Path) -> Iterator[str]:
@@ -471,19 +467,7 @@ def _identity(record: Record, folder: Path) -> Iterator[str]:
     for stage in record.cost.stages:
         if stage.name == "fit" and stage.key != record.run_id:
             yield f"its fit is that of {stage.key}"
-    backbone = {name: v for name, v in job.config.backbone.items() if name != "weights"}
-    own = {
-        "method": job.method,
-        "version": job.version,
-        "config": {
-            "method": identity_values(job.method_config()),
-            "dataset": identity_values(job.dataset_config()),
-            "backbone": backbone,
-        },
-        "fingerprint": job.fingerprint,
-        "seed": job.seed,
-        "quick": job.quick,
-    }
+    own = job.derived_identity()
     stored = {name: job.identity.get(name) for name in own}
     for name, (said, hashed) in identity_changes(_plain(own), _plain(stored)).items():
         yield f"its {name} is {said}, and {hashed} in its identity"
@@ -551,9 +535,8 @@ def differences(one: Path, other: Path) -> list[str]:
             found.append(f"{name} differ in {', '.join(wrong)}")
     records = [read_record(folder / "record.json") for folder in (one, other)]
     for split in ("val", "test"):
-        a_values, b_values = (dict(_values(record, split)) for record in records)
-        shared = a_values.keys() & b_values.keys()
-        if wrong := sorted(name for name in shared if a_values[name] != b_values[name]):
+        own, its = (r.metrics(split).values if isinstance(r, Record) else {} for r in records)
+        if wrong := sorted(name for name in own.keys() & its.keys() if own[name] != its[name]):
             found.append(f"metrics.{split} differ in {', '.join(wrong)}")
     return found
 
@@ -562,10 +545,6 @@ def _same_bits(a: pd.Series, b: pd.Series) -> bool:
     if a.dtype != b.dtype:
         return False
     return a.to_numpy().tobytes() == b.to_numpy().tobytes() if a.dtype.kind == "f" else a.equals(b)
-
-
-def _values(record: object, split: str) -> Mapping[str, float | None]:
-    return record.metrics(split).values if isinstance(record, Record) else {}
 
 
 def make_again(checker: Checker, count: int, seed: int, log: Log) -> list[Recomputed]:
@@ -615,19 +594,18 @@ def other_conditions(before: Record, now: Record) -> str:
 
     What an earlier record does not say of its machine counts as different.
     """
-    sides = []
-    for origin in (before.provenance, now.provenance):
-        machine = {n: v for n, v in to_plain(origin.environment).items() if n not in NO_MATTER}
-        sides.append({**machine, "device": origin.device, "threads": origin.threads})
-    old, new = sides
-    changed = [
-        f"{n} {old.get(n)} (now {new.get(n)})" for n in {**old, **new} if old.get(n) != new.get(n)
-    ]
-    installed = now.provenance.environment.libraries
-    for name, version in before.provenance.environment.libraries.items():
+    old, new = before.provenance, now.provenance
+    changes = identity_changes(_machine(old), _machine(new))
+    installed = new.environment.libraries
+    for name, version in old.environment.libraries.items():
         if name != "nct-bench" and installed.get(name) != version:
-            changed.append(f"{name} {version} (now {installed.get(name)})")
-    return ", ".join(changed)
+            changes[name] = (version, installed.get(name))
+    return ", ".join(f"{name} {had} (now {has})" for name, (had, has) in changes.items())
+
+
+def _machine(origin: Provenance) -> Values:
+    known = {n: v for n, v in to_plain(origin.environment).items() if n not in NO_MATTER}
+    return {**known, "device": origin.device, "threads": origin.threads}
 
 
 def beyond_tolerance(before: Record, now: Record, records: Iterable[Record]) -> list[str]:

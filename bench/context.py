@@ -13,7 +13,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -151,7 +151,7 @@ class StageAccount:
         """Return the seconds of this account's own work, over all attempts."""
         return self.earlier_attempts + CpuClock.now() - self.began - self.excluded
 
-    def cost(self, name: str, code: str | None) -> StageCost:
+    def cost(self, name: str, code: str) -> StageCost:
         """Return what the work took the run that it belongs to."""
         own = self.elapsed()
         return StageCost(
@@ -163,7 +163,7 @@ class StageAccount:
             image_passes=self.image_passes,
             reused=False,
             git=git_state(),
-            code=code,
+            code=code or None,
             resumed_from=self.resumed_from or None,
         )
 
@@ -360,10 +360,10 @@ class RunContext:
         self.account.excluded += CpuClock.now() - began
         self.account.rows.extend(stored.history)
         # A run that was killed after it computed a stage did compute it.
-        if stored.computed_by == self.settings.run_id:
-            self.stage_costs += stored.costs
-        else:
-            self.stage_costs += [cost.reused_copy() for cost in stored.costs]
+        costs = stored.costs
+        if stored.computed_by != self.settings.run_id:
+            costs = tuple(replace(cost, seconds_marginal=0.0, reused=True) for cost in costs)
+        self.stage_costs += costs
         return stored.result
 
     def _stored_stage(self, path: Path, *, set_damaged_aside: bool = False) -> StoredStage | None:
@@ -382,9 +382,8 @@ class RunContext:
                 note = f"the stage {path.name} is damaged ({error}): computed again, see {place}"
                 self.report(stage=note, note=note)
             return None
-        wanted = (self.settings.label_digest, self.settings.pixel_digest)
-        seen = (stored.label_digest, stored.pixel_digest)
-        fits = all(own in (None, at_hand) for own, at_hand in zip(seen, wanted, strict=True))
+        at_hand = (self.settings.label_digest, self.settings.pixel_digest)
+        fits = all(own in (None, now) for own, now in zip(stored.digests, at_hand, strict=True))
         return stored if new_enough and fits else None
 
     def _compute_stage(
@@ -402,8 +401,10 @@ class RunContext:
         try:
             result = compute(task, inner)
         except Exception as stopped:  # it did cost what it did
-            unfinished = account.cost("unfinished", self.settings.code or None)
-            self.stage_costs += [*inner.stage_costs, unfinished]
+            self.stage_costs += [
+                *inner.stage_costs,
+                account.cost("unfinished", self.settings.code),
+            ]
             self.account.excluded += CpuClock.now() - began
             if isinstance(stopped, FitStopped):  # the rest of it will never be asked for
                 shutil.rmtree(work, ignore_errors=True)
@@ -437,14 +438,16 @@ class RunContext:
 
 @dataclass(frozen=True)
 class StoredStage:
-    """A finished stage on disk; its costs are those to the run that computed it."""
+    """A finished stage on disk; its costs are those to the run that computed it.
+
+    `digests` are those of the labels and pixels it saw, where it says so.
+    """
 
     result: StageResult
     computed_by: str
     history: tuple[HistoryRow, ...]
     costs: tuple[StageCost, ...]
-    label_digest: str | None = None
-    pixel_digest: str | None = None
+    digests: tuple[str | None, str | None]
 
     @staticmethod
     def read(path: Path) -> StoredStage:
@@ -473,10 +476,13 @@ class StoredStage:
             resumed_from=tuple(raw.get("resumed_from", ())) or None,
         )
         inner = (read_part(StageCost, cost) for cost in raw["stages"])
-        result = StageResult(load_file(path / TENSORS), raw["facts"])
-        history, costs = tuple(raw["history"]), (*inner, own)
-        seen = (raw.get("label_digest"), raw.get("pixel_digest"))
-        return StoredStage(result, raw["computed_by"], history, costs, *seen)
+        return StoredStage(
+            result=StageResult(load_file(path / TENSORS), raw["facts"]),
+            computed_by=raw["computed_by"],
+            history=tuple(raw["history"]),
+            costs=(*inner, own),
+            digests=(raw.get("label_digest"), raw.get("pixel_digest")),
+        )
 
 
 def with_audit(rows: Sequence[HistoryRow], folder: Path) -> list[HistoryRow]:

@@ -107,7 +107,7 @@ def fit_here(given: FitTask, progress: ProgressCallback, audit: AuditCallback | 
     """Fit in this process; raise `FitFailed` if that fails."""
     costs: list[StageCost] = []
     account = StageAccount(given.settings.run_id, given.work)
-    code = given.settings.code or None
+    code = given.settings.code
     stop_meter = start_energy_meter()
     try:
         context = RunContext(given.settings, account, costs, progress, audit)
@@ -235,11 +235,10 @@ def _serve(pipe: Connection) -> None:
                 "define its classes and functions at the top of a module",
             )
             raise FitFailed(unsent, result.stages) from error
-    except FitFailed as failed:
+    except Exception as caught:
+        failed = caught if isinstance(caught, FitFailed) else FitFailed(caught, ())
         trace = "".join(traceback.format_exception(failed.error))
         send("failed", (_sendable(failed.error), trace, failed.stages))
-    except Exception as error:
-        send("failed", (_sendable(error), "".join(traceback.format_exception(error)), ()))
 
 
 def _sendable(error: BaseException) -> BaseException:

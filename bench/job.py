@@ -23,7 +23,6 @@ from datasets.config import (
     Values,
     as_plain,
     build_config,
-    coerce,
     identity_values,
     read_stored,
     with_overrides,
@@ -105,6 +104,21 @@ class Job:
         """Return the dataset's configuration."""
         return read_stored(get_dataset(self.dataset).config_type, self.config.dataset, self.dataset)
 
+    def derived_identity(self) -> dict[str, object]:
+        """Return what the identity is by what the job says; a plug-in's has its name besides."""
+        return {
+            "method": self.method,
+            "version": self.version,
+            "config": {
+                "method": identity_values(self.method_config()),
+                "dataset": identity_values(self.dataset_config()),
+                "backbone": {k: v for k, v in self.config.backbone.items() if k != "weights"},
+            },
+            "fingerprint": self.fingerprint,
+            "seed": self.seed,
+            "quick": self.quick,
+        }
+
     def backbone(self) -> BackboneSpec:
         """Return the network as a task carries it."""
         values = self.config.backbone
@@ -173,27 +187,19 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
         facts = dataset.info_on_disk(settings, place)
         root = request.data_root
         backbone = resolve_backbone(facts.backbone, by_owner.get("backbone", {}), root)
+        shared = {name: as_plain(settings), "backbone": backbone}
         preset_backbone = resolve_backbone(facts.backbone, {}, root)
+        usual = {name: as_plain(dataset.config_type()), "backbone": preset_backbone}
         kind = "release" if place is None else place.data_kind
         for method in methods:
             config = _method_config(method, name, request, by_owner, kind)
-            preset = _method_config(method, name, request, {}, kind)
-            resolved = RunConfig(as_plain(config), as_plain(settings), backbone)
-            before = RunConfig(as_plain(preset), as_plain(dataset.config_type()), preset_backbone)
+            values = as_plain(config)
+            preset = as_plain(_method_config(method, name, request, {}, kind))
+            changed = identity_changes(
+                {**shared, method.name: values}, {**usual, method.name: preset}
+            )
             outside = {"method": method.distribution, "dataset": dataset.distribution}
             plugin = {what: known for what, known in outside.items() if known is not None}
-            common = {
-                "method": method.name,
-                "version": method.version_of(config),
-                "config": {
-                    "method": identity_values(config),
-                    "dataset": identity_values(settings),
-                    "backbone": {k: v for k, v in backbone.items() if k != "weights"},
-                },
-                "fingerprint": facts.fingerprint(),
-                "quick": request.quick,
-                **({"plugin": plugin} if plugin else {}),
-            }
             own_preset = request.preset != "paper" or has_preset(method, name)
             first = Job(
                 method=method.name,
@@ -205,30 +211,20 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
                 standin=kind == "standin",
                 quick=request.quick,
                 preset=request.preset if own_preset else DEFAULT_PRESET,
-                config=resolved,
+                config=RunConfig(values, as_plain(settings), backbone),
                 seed=0,
-                identity=common,
+                identity={},
                 overrides={
                     key: value
                     for key, value in request.overrides.items()
-                    if _setting(resolved, key, method.name, name)
-                    != _setting(before, key, method.name, name)
+                    if (f"{key}_sha256" if key == "backbone.weights" else key) in changed
                 },
                 data_kind=kind,
             )
+            identity = first.derived_identity() | ({"plugin": plugin} if plugin else {})
             for seed in request.seeds:
-                jobs.append(replace(first, seed=seed, identity={**common, "seed": seed}))
+                jobs.append(replace(first, seed=seed, identity={**identity, "seed": seed}))
     return jobs
-
-
-def _setting(config: RunConfig, key: str, method: str, dataset: str) -> object:
-    """Look up a setting by its `--set` key; none where it belongs to another run's method."""
-    owner, *knobs = key.split(".")
-    owners = {method: config.method, dataset: config.dataset, "backbone": config.backbone}
-    value: object = owners.get(owner)
-    for knob in ["weights_sha256"] if key == "backbone.weights" else knobs:
-        value = value.get(knob) if isinstance(value, Mapping) else None
-    return value
 
 
 def _method_config(
@@ -250,22 +246,15 @@ def _method_config(
 
 def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> dict[str, object]:
     """Describe the network; ImageNet weights are known by their digest, not by their path."""
-    known = {"name": str, "pretrained": bool, "weights": str | None}
-    for key in overrides:
-        if key not in known:
-            raise UsageError(
-                f"unknown setting 'backbone.{key}'{did_you_mean(key, known, 'backbone.')}",
-                f"settings of backbone: {', '.join(known)}",
-            )
-    values = {k: coerce(v, known[k], f"backbone.{k}") for k, v in overrides.items()}
-    name = values.get("name", default)
+    asked = build_config(
+        BackboneSpec, {"name": default, "pretrained": True, **overrides}, "backbone"
+    )
+    name, weights = asked.name, asked.weights
     if name != default:
         check_backbone(name)
-    pretrained = values.get("pretrained", name not in LENETS)
-    weights = values.get("weights")
     if weights is not None and not Path(weights).is_file():
         raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
-    spec: dict[str, object] = {"name": name, "pretrained": pretrained and name not in LENETS}
+    spec: dict[str, object] = {"name": name, "pretrained": asked.pretrained and name not in LENETS}
     if spec["pretrained"]:
         fetched = find_weights(root) if name in FETCHED_BACKBONES else None
         path = Path(weights).resolve() if weights else fetched

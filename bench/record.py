@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bench.job import STORED_NAMES, Job, shown_split
 from bench.provenance import (
@@ -28,7 +28,7 @@ from bench.provenance import (
     plugin_info,
 )
 from datasets.catalogue import get_dataset
-from datasets.config import Values, build_config
+from datasets.config import Values, build_config, field_types
 from datasets.errors import BenchError
 from datasets.files import FileFacts, StorageError, read_checked
 from methods.base import get_method
@@ -38,10 +38,11 @@ INTERRUPTED = ("worker_died", "node_failure", "cancelled", "lost", StorageError.
 """Kinds of failure that say nothing about the run: it was stopped, and can simply go on."""
 WITHOUT_GROUPS = ("avg", "auroc", "worst_class")  # metrics that no group label enters
 BY_GROUP = ("group_accuracy", "group_count")
-# Keys of parts that schema 1 lacks.
+# Keys that schema 1 lacks, and those that only a finished run has.
 LEFT_OUT_IF_NONE = (
     *("epochs_run", "code", "resumed_from", "after_seconds"),
     *("cpu", "cpu_capability", "numerics"),
+    *("device", "threads", "label_digest", "audit", "partition"),
 )
 
 Part = TypeVar("Part")
@@ -120,10 +121,6 @@ class StageCost:
     code: str | None = None
     resumed_from: tuple[str, ...] | None = None
     extra: Values = field(default_factory=dict)
-
-    def reused_copy(self) -> StageCost:
-        """Return the cost to a run that found the stage made already."""
-        return replace(self, seconds_marginal=0.0, reused=True)
 
 
 @dataclass(frozen=True)
@@ -291,35 +288,19 @@ class Record:
 
     def to_json(self) -> dict[str, object]:
         """Return the record as it is written: flat, as the contract names its keys."""
-        origin = self.provenance
         raw: dict[str, object] = {
             "schema_version": SCHEMA_VERSION,
             "run_id": self.run_id,
             "status": self.status.value,
             **self.job.to_json(),
-            "seed_tree": origin.seed_tree,
-            "command": origin.command,
-            "environment": to_plain(origin.environment),
-            "git": to_plain(origin.git),
-            "code": origin.code,
-            "plugin": origin.plugin and to_plain(origin.plugin),
+            **to_plain(self.provenance),
+            "code": self.provenance.code,
         }
         if self.outcome is not None or self.cost.stages:
-            raw["stages"] = [to_plain(stage) for stage in self.cost.stages]
+            raw |= to_plain(self.cost)
         if self.outcome is not None:
-            raw |= {
-                "selection": self.selection and to_plain(self.selection),
-                "peak_memory_bytes": self.cost.peak_memory_bytes,
-                "energy_kwh": self.cost.energy_kwh,
-                **({"audit": to_plain(self.cost.audit)} if self.cost.audit else {}),
-                "device": origin.device,
-                "threads": origin.threads,
-                "label_digest": origin.label_digest,
-                "pixel_digest": origin.pixel_digest,
-                "metrics": {split: m.to_json() for split, m in self.outcome.metrics.items()},
-            }
-            if self.partition is not None:
-                raw["partition"] = to_plain(self.partition)
+            raw |= to_plain(replace(self.outcome, metrics={}))
+            raw["metrics"] = {split: m.to_json() for split, m in self.outcome.metrics.items()}
         if self.failure is not None:
             raw["failure"] = to_plain(self.failure)
         if self.files:
@@ -327,54 +308,42 @@ class Record:
         return {**raw, **self.details}
 
     @staticmethod
-    def from_json(raw: Values) -> Record:
-        """Read a record of any schema up to today's; raise `BenchError` if it is none."""
+    def from_json(raw: Mapping[str, Any]) -> Record:
+        """Read a record of any schema up to today's; what is none raises one error or another."""
         raw = _from_schema_1(raw) if raw.get("schema_version") == 1 else raw
-        try:
-            job = Job.from_json(raw)
-        except (TypeError, KeyError) as error:
-            raise BenchError(f"the record lacks a field: {error}") from error
-        origin = ("device", "threads", "label_digest", "pixel_digest", "command", "seed_tree")
-        provenance = replace(
-            _read_flat(Provenance, raw, (*origin, "code")),
-            environment=read_part(Environment, raw["environment"]),
-            git=read_part(GitState, raw["git"]),
-            plugin=_read_optional(Plugin, raw.get("plugin")),
-        )
-        stages, metrics = raw.get("stages", []), raw.get("metrics", {})
-        files = raw.get("files", {})
-        if not (
-            isinstance(stages, list) and isinstance(metrics, Mapping) and isinstance(files, Mapping)
-        ):
-            raise BenchError("stages, metrics or files of the record have the wrong form")
         outcome = Outcome(
-            {str(split): Metrics.from_json(values) for split, values in metrics.items()},
+            {split: Metrics.from_json(values) for split, values in raw.get("metrics", {}).items()},
             _read_optional(Selection, raw.get("selection")),
             _read_optional(PartitionQuality, raw.get("partition")),
         )
         return Record(
-            job=job,
-            status=Status(str(raw["status"])),
-            provenance=provenance,
-            cost=replace(
-                _read_flat(Cost, raw, ("peak_memory_bytes", "energy_kwh")),
-                stages=tuple(read_part(StageCost, stage) for stage in stages),
+            job=Job.from_json(raw),
+            status=Status(raw["status"]),
+            provenance=_read_flat(
+                Provenance,
+                raw,
+                environment=read_part(Environment, raw["environment"]),
+                git=read_part(GitState, raw["git"]),
+                plugin=_read_optional(Plugin, raw.get("plugin")),
+            ),
+            cost=_read_flat(
+                Cost,
+                raw,
+                stages=tuple(read_part(StageCost, stage) for stage in raw.get("stages", [])),
                 audit=_read_optional(AuditCost, raw.get("audit")),
             ),
             outcome=outcome if "metrics" in raw else None,
             failure=_read_optional(Failure, raw.get("failure")),
             details={name: value for name, value in raw.items() if name not in RECORD_KEYS},
             stored_id=str(raw["run_id"]),
-            files={str(name): read_part(FileFacts, facts) for name, facts in files.items()},
+            files={n: read_part(FileFacts, facts) for n, facts in raw.get("files", {}).items()},
         )
 
 
 RECORD_KEYS = {
-    *("schema_version", "run_id", "status"),
+    *("schema_version", "run_id", "status", "failure", "files", "checksum"),
     *(STORED_NAMES.get(own.name, own.name) for own in fields(Job)),
-    *("seed_tree", "command", "environment", "git", "code", "plugin", "stages", "selection"),
-    *("peak_memory_bytes", "energy_kwh", "device", "threads", "label_digest", "pixel_digest"),
-    *("metrics", "partition", "failure", "audit", "files", "checksum"),
+    *(own.name for part in (Provenance, Cost, Outcome) for own in fields(part)),
 }
 """The keys of a record; a method's details may have none of them."""
 
@@ -417,14 +386,13 @@ def read_record(path: Path) -> Record | Unreadable | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # whatever a file with other content may cause
-        message = error.message if isinstance(error, BenchError) else f"{error}"
-        return Unreadable(run_id, path, message or type(error).__name__)
+        named = f"{type(error).__name__}: {error}"
+        return Unreadable(run_id, path, getattr(error, "message", named))
 
 
-def _from_schema_1(raw: Values) -> Values:
+def _from_schema_1(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Derive what schema 1 left out: the hashed identity, and the kind of data."""
     config = raw["config"]
-    assert isinstance(config, Mapping)
     backbone = {name: value for name, value in config["backbone"].items() if name != "weights"}
     identity = {
         "method": raw["method"],
@@ -435,14 +403,11 @@ def _from_schema_1(raw: Values) -> Values:
         "quick": raw["quick"],
         **({"stacked": True} if raw.get("stack") else {}),
     }
-    metrics = raw.get("metrics")
-    trial = isinstance(metrics, Mapping) and "test" not in metrics
+    trial = "metrics" in raw and "test" not in raw["metrics"]
     return {
         **raw,
         "identity": identity,
         "data_kind": "standin" if raw["standin"] else "release",
-        "code": None,
-        "plugin": None,
         **({"splits": ["train", "val"]} if trial else {}),
     }
 
@@ -480,11 +445,7 @@ def failed_record(
 ) -> Record:
     """Return the record of a failed run: what went wrong, what to do, how to run it again.
 
-    Args:
-        job: the job that failed.
-        error: what it failed with.
-        started: when it was started.
-        path_arguments: arguments that name its data root and results folder.
+    `path_arguments` name its data root and results folder in the command.
     """
     kind, remedy = str(getattr(error, "kind", "error")), str(getattr(error, "remedy", ""))
     # On a CPU torch only says in a RuntimeError's text that memory ran out.
@@ -495,9 +456,7 @@ def failed_record(
     again = "" if kind == StorageError.kind else "--rerun failed"
     failure = Failure(
         kind=kind,
-        message=error.message
-        if isinstance(error, BenchError)
-        else f"{type(error).__name__}: {error}",
+        message=getattr(error, "message", f"{type(error).__name__}: {error}"),
         remedy=remedy or "see stderr_tail; if it looks like a defect, report it",
         command=" ".join(filter(None, (job.command(), path_arguments, again))),
         stderr_tail="".join(traceback.format_exception(error))[-4000:],
@@ -509,18 +468,23 @@ def failed_record(
 def to_plain(part: object) -> dict[str, object]:
     """Return a part of a record as JSON-ready values, its unknown keys among them."""
     assert is_dataclass(part) and not isinstance(part, type)
-    values: dict[str, object] = asdict(part)
-    extra = values.pop("extra", {})
-    assert isinstance(extra, dict)
+    values = dict(vars(part))
+    extra: dict[str, object] = values.pop("extra", {})
     kept = {n: v for n, v in values.items() if v is not None or n not in LEFT_OUT_IF_NONE}
-    return {n: list(v) if isinstance(v, tuple) else v for n, v in kept.items()} | extra
+    return {n: _plain_value(v) for n, v in kept.items()} | extra
+
+
+def _plain_value(value: object) -> object:
+    if is_dataclass(value):
+        return to_plain(value)
+    return [_plain_value(item) for item in value] if isinstance(value, tuple) else value
 
 
 def read_part(kind: type[Part], raw: object) -> Part:
     """Read a part of a record; keys that it has no field for go into its `extra`."""
     if not isinstance(raw, Mapping):
         raise BenchError(f"{kind.__name__} of the record is not an object")
-    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    names = field_types(kind)
     values: dict[str, object] = {name: raw[name] for name in names if name in raw}
     unknown = {name: value for name, value in raw.items() if name not in names}
     if unknown and "extra" in names:
@@ -532,6 +496,8 @@ def _read_optional(kind: type[Part], raw: object) -> Part | None:
     return None if raw is None else read_part(kind, raw)
 
 
-def _read_flat(kind: type[Part], raw: Values, names: Sequence[str]) -> Part:
-    """Read a part whose values stand in the record itself."""
-    return build_config(kind, {n: raw[n] for n in names if raw.get(n) is not None}, "record")
+def _read_flat(kind: type[Part], raw: Values, **parts: object) -> Part:
+    """Read a part whose values stand in the record itself, but for `parts` with their own key."""
+    names = field_types(kind).keys() - parts.keys()
+    own = build_config(kind, {n: raw[n] for n in names if raw.get(n) is not None}, "record")
+    return replace(own, **parts)  # type: ignore[type-var]

@@ -121,10 +121,8 @@ def run_job(
                 return _run(job, options, store, lock, progress, fit_process)
             except LockLost:
                 raise
-            except FitFailed as failed:
-                record = _failed(job, failed, started, options)
             except Exception as error:
-                record = failed_record(job, error, started, options.path_arguments())
+                record = _failed(job, error, started, options)
             # Only here: a live exception may hold open the very file that filled the disk.
             if record.status is Status.PRUNED:
                 store.write(record)
@@ -141,13 +139,13 @@ def run_job(
             fit_process.close()
 
 
-def _failed(job: Job, failed: FitFailed, started: float, options: RunOptions) -> Record:
-    """Return the record of a fit that was stopped or failed, with what it took."""
-    cost = Cost(failed.stages)
-    if isinstance(failed.error, FitStopped):
-        return new_record(job, Status.PRUNED, cost=cost, details={"reason": failed.error.message})
-    record = failed_record(job, failed.error, started, options.path_arguments())
-    return replace(record, cost=cost)
+def _failed(job: Job, caught: Exception, started: float, options: RunOptions) -> Record:
+    """Return the record of a run that was stopped or failed, with what its fit took."""
+    failed = caught if isinstance(caught, FitFailed) else FitFailed(caught, ())
+    cost, error = Cost(failed.stages), failed.error
+    if isinstance(error, FitStopped):
+        return new_record(job, Status.PRUNED, cost=cost, details={"reason": error.message})
+    return replace(failed_record(job, error, started, options.path_arguments()), cost=cost)
 
 
 def _run(

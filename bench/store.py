@@ -278,14 +278,23 @@ class Store:
     def write_failure(self, failed: Record) -> Record:
         """Keep the end of a run that could not keep it itself, unless there is a result already.
 
-        Returns the record, with a word on why it could not be written where it could not.
+        Returns the record; where it could not be written, with a word on why and the command that
+        runs what is then just missing.
         """
         try:
             existing = self.record(failed.run_id)
             if existing is None or not existing.done:
                 self.write(failed)
-        except (BenchError, OSError) as unwritable:
-            return _not_stored(failed, unwritable)
+        except (BenchError, OSError) as error:
+            assert failed.failure is not None
+            failure = replace(
+                failed.failure,
+                kind=StorageError.kind,
+                message=f"{failed.failure.message}; {getattr(error, 'message', error)}",
+                remedy=getattr(error, "remedy", "") or failed.failure.remedy,
+                command=failed.failure.command.removesuffix(" --rerun failed"),
+            )
+            return replace(failed, failure=failure)
         return failed
 
     def delete_checkpoints(self, run_id: str) -> None:
@@ -297,19 +306,6 @@ class Store:
     def has_progress(self, run_id: str) -> bool:
         """Return whether a run that is not done was ever begun."""
         return (self.work / run_id / "progress.json").exists()
-
-
-def _not_stored(failed: Record, error: BenchError | OSError) -> Record:
-    """Return a failure that left no record, with the command that runs what is just missing."""
-    assert failed.failure is not None
-    failure = replace(
-        failed.failure,
-        kind=StorageError.kind,
-        message=f"{failed.failure.message}; {getattr(error, 'message', error)}",
-        remedy=getattr(error, "remedy", "") or failed.failure.remedy,
-        command=failed.failure.command.removesuffix(" --rerun failed"),
-    )
-    return replace(failed, failure=failure)
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:

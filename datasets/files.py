@@ -220,7 +220,7 @@ class FileFacts:
         if found != self.bytes:
             raise Damaged(f"{path.name} has {found} bytes of {self.bytes}")
         if content and FileFacts.of(path) != self:
-            raise Damaged(f"the checksum of {path.name} does not fit: it was changed or damaged")
+            raise Damaged(f"the checksum of {path.name} does not fit")
 
 
 def append_line(path: Path, row: Mapping[str, object]) -> None:
