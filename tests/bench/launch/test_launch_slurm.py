@@ -336,7 +336,7 @@ def test_a_task_takes_the_jobs_that_its_launch_kept(
         ran.append(job)
         return new_record(job, Status.DONE)
 
-    monkeypatch.setattr("bench.runner.run_job", run_job)
+    monkeypatch.setattr("bench.launch.pool.run_job", run_job)
     submit(jobs, options, CLUSTER, PROFILE, 0, print)
     first, second = sent[0][2]
     assert second() == ["done"] and ran == jobs[2:]
