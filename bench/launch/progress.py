@@ -141,7 +141,9 @@ class PreparationBar:
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
-        self._bar: bars.Progress | None = None
+        text, count = bars.TextColumn("{task.description}"), bars.MofNCompleteColumn()
+        columns = text, bars.BarColumn(), count, bars.TimeRemainingColumn()
+        self._bar = bars.Progress(*columns, console=self.console)
         self._tasks: dict[str, bars.TaskID] = {}
         self._last_line = time.monotonic()
 
@@ -152,18 +154,14 @@ class PreparationBar:
                 self._last_line = time.monotonic()
                 self.console.print(f"{what}: {done}/{total}", highlight=False)
             return
-        if self._bar is None:
-            text, count = bars.TextColumn("{task.description}"), bars.MofNCompleteColumn()
-            columns = text, bars.BarColumn(), count, bars.TimeRemainingColumn()
-            self._bar = bars.Progress(*columns, console=self.console)
-            self._bar.start()
+        self._bar.start()
         if what not in self._tasks:
             self._tasks[what] = self._bar.add_task(what, total=total)
         self._bar.update(self._tasks[what], completed=done)
 
     def close(self) -> None:
         """Leave the terminal as it was found."""
-        if self._bar is not None:
+        if self._tasks:
             self._bar.stop()
 
 

@@ -64,12 +64,20 @@ class Array:
     resources: Resources
     tasks: tuple[tuple[str, ...], ...]  # the run ids of each task, or the names of its workers
     produces: Mapping[str, int] = field(default_factory=dict)  # shared stages: who computes each
-    depends_on: tuple[str, ...] = ()  # the tasks that have to end first
+    waits_for: tuple[str, ...] = ()  # the shared stages that have to be computed first
+    depends_on: tuple[str, ...] = ()  # the tasks that compute them
     job: str = ""  # SLURM's number, empty as long as it is not submitted
 
     def task(self, number: int) -> str:
         """Return SLURM's name of a task; empty as long as it has none."""
         return self.job if len(self.tasks) == 1 or not self.job else f"{self.job}_{number}"
+
+    def describe(self, noun: str) -> str:
+        """Return how many there are in it of what the noun names, and in how many tasks."""
+        counts = {noun: sum(map(len, self.tasks)), "task": len(self.tasks)}
+        return " in ".join(
+            f"{number} {what}{'s' * (number != 1)}" for what, number in counts.items()
+        )
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+import submitit
 from rich.console import Console
+from submitit.core.utils import FailedJobError, UncompletedJobError
+from submitit.helpers import Checkpointable
 
 from bench.context import stage_address
 from bench.job import Job
@@ -61,11 +64,12 @@ def jobs_of_launch(folder: Path, run_ids: Sequence[str]) -> FixedJobs:
 
 
 @dataclass(frozen=True)
-class ArrayTask:
+class ArrayTask(Checkpointable):
     """What one task of an array does: a pool, as on a workstation. Small, for it is pickled.
 
-    It can be stopped and started at any time. Nothing is carried from one start to the next but
-    what the runs keep themselves: a requeue that was not announced resumes like one that was.
+    It can be stopped at any time, and is started again as it is. Nothing is carried from one start
+    to the next but what the runs keep themselves: a requeue that was not announced resumes like one
+    that was.
     """
 
     make_source: Callable[[], JobSource]  # called when it runs
@@ -78,8 +82,6 @@ class ArrayTask:
 
     def __call__(self) -> list[str]:
         """Run what is not done yet, and return how it ended; records go to the store."""
-        from submitit.core.utils import UncompletedJobError
-
         source, began = self.make_source(), time.time()
         display = PlainProgress(self.total, Console(stderr=True))
         held = contextlib.nullcontext() if self.lock is None else Lock(self.lock).hold(wait=True)
@@ -94,12 +96,6 @@ class ArrayTask:
         if self.on_complete is not None:
             self.on_complete()
         return [record.status.value for record in records]
-
-    def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what submitit is to start again: the same task, for its state is on disk."""
-        from submitit.core.utils import DelayedSubmission
-
-        return DelayedSubmission(self, *args, **kwargs)
 
 
 def record_time_limit(job: Job, options: RunOptions, refused: Exception, began: float) -> str:
@@ -120,20 +116,6 @@ def record_time_limit(job: Job, options: RunOptions, refused: Exception, began: 
         return Status.RUNNING.value
 
 
-@dataclass(frozen=True)
-class PlannedArray:
-    """An array before it is submitted."""
-
-    resources: Resources
-    tasks: tuple[tuple[Job, ...], ...]
-    produces: Mapping[str, int]  # shared stages, and the number of the task that computes each
-    waits_for: tuple[str, ...]  # the stages that have to be computed first
-
-    def __str__(self) -> str:
-        runs = sum(len(task) for task in self.tasks)
-        return f"{_counted(runs, 'run')} in {_counted(len(self.tasks), 'task')}"
-
-
 def shared_stage(job: Job) -> str | None:
     """Return the address of the stage that a job asks for first and that others may share."""
     stages = get_method(job.method).stages(job.method_config())
@@ -146,8 +128,9 @@ def plan_arrays(
     stages: Mapping[str, str],
     in_progress: Mapping[str, str],
     largest: int,
-) -> list[PlannedArray]:
-    """Sort jobs into arrays, those that compute shared stages first.
+    name: str,
+) -> tuple[Array, ...]:
+    """Sort jobs into arrays called `name` and a number, those that compute shared stages first.
 
     A stage that several jobs share is computed by one of them. The others are submitted with a
     dependency on its task, so that no GPU waits for another. The dependency is on the end of that
@@ -168,7 +151,7 @@ def plan_arrays(
         waits = stage is not None and producers.get(stage) != job.run_id
         # Those that wait do so by dataset: its stages take about as long as each other.
         kinds.setdefault((resources(job), job.dataset if waits else ""), []).append(job)
-    planned = []
+    planned: list[Array] = []
     for (asked, waiting), members in sorted(kinds.items(), key=lambda kind: bool(kind[0][1])):
         for tasks in _chunks(_chunks(members, asked.pack), largest):
             needed = {
@@ -178,8 +161,9 @@ def plan_arrays(
                 if (stage := stages.get(job.run_id)) is not None
             }
             produces, waits_for = ({}, tuple(needed)) if waiting else (needed, ())
-            planned.append(PlannedArray(asked, tasks, produces, waits_for))
-    return planned
+            runs = tuple(tuple(job.run_id for job in task) for task in tasks)
+            planned.append(Array(f"{name}-{len(planned)}", asked, runs, produces, waits_for))
+    return tuple(planned)
 
 
 def submit(
@@ -211,29 +195,26 @@ def submit(
         launch = _new_launch(cluster, profile, options, store, log)
         launch.write_jobs(jobs)
         stages, in_progress = _missing_stages(jobs, options), _in_progress(submitted, cluster)
-        largest = max(1, cluster.largest_array)
-        planned = plan_arrays(jobs, profile.resources, stages, in_progress, largest)
-        for number, each in enumerate(planned):
-            runs = tuple(tuple(job.run_id for job in task) for task in each.tasks)
-            array = Array(f"bench-{launch.id}-{number}", each.resources, runs, each.produces)
-            launch = launch.with_array(array)
+        largest, name = max(1, cluster.largest_array), f"bench-{launch.id}"
+        arrays = plan_arrays(jobs, profile.resources, stages, in_progress, largest, name)
+        launch = replace(launch, arrays=arrays)
         launch.write()
-        for array, each in zip(launch.arrays, planned, strict=True):
-            found = {in_progress[stage] for stage in each.waits_for if stage in in_progress}
+        for array in arrays:
+            found = {in_progress[stage] for stage in array.waits_for if stage in in_progress}
             array = replace(array, depends_on=tuple(sorted(found)))
-            place = replace(options, device=each.resources.device)
+            place = replace(options, device=array.resources.device)
             tasks = [
                 ArrayTask(
                     partial(jobs_of_launch, launch.folder, ids), place, len(ids), len(ids), retries
                 )
                 for ids in array.tasks
             ]
-            sent = _send(launch, array, tasks, str(each))
+            sent = _send(launch, array, tasks, "run")
             in_progress |= {stage: sent.task(number) for stage, number in sent.produces.items()}
             launch = launch.with_array(sent)
             launch.write()
             waiting = f", after {', '.join(sent.depends_on)}" if sent.depends_on else ""
-            log(f"submitted array {sent.job}: {each}{waiting}")
+            log(f"submitted array {sent.job}: {sent.describe('run')}{waiting}")
     return launch
 
 
@@ -282,10 +263,9 @@ def submit_workers(
             lock = worker_lock(launch, number)
             task = ArrayTask(make_source, place, trials, len(members), 0, lock, on_complete)
             tasks.append(task)
-        told = _counted(len(names), "worker")
-        sent = _send(launch, array, tasks, told)
+        sent = _send(launch, array, tasks, "worker")
         launch.with_array(sent).write()
-    log(f"submitted array {sent.job}: {told} in {_counted(len(tasks), 'task')}")
+    log(f"submitted array {sent.job}: {sent.describe('worker')}")
     return sent.job
 
 
@@ -362,11 +342,8 @@ def _in_progress(submitted: Mapping[str, SubmittedRun], cluster: Cluster) -> dic
     }
 
 
-def _send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], what: str) -> Array:
-    """Submit the tasks of an array; `what` names them in case SLURM refuses."""
-    import submitit
-    from submitit.core.utils import FailedJobError
-
+def _send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], noun: str) -> Array:
+    """Submit the tasks of an array; the noun names what is in them in case SLURM refuses."""
     folder, requeues = launch.folder / "tasks", array.resources.requeues
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=requeues)
     executor.update_parameters(**submitit_parameters(array, launch.code))
@@ -375,7 +352,7 @@ def _send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], what: str) -
             sent = [executor.submit(task) for task in tasks]
     except (FailedJobError, subprocess.CalledProcessError) as refused:
         raise UsageError(
-            f"SLURM refused {what}: {refused}",
+            f"SLURM refused {array.describe(noun)}: {refused}",
             f"correct {launch.profile}; what was submitted before stays so, the rest is missing",
         ) from refused
     return replace(array, job=str(sent[0].job_id).split("_")[0])
@@ -415,7 +392,3 @@ def submitit_parameters(array: Array, code: str) -> dict[str, object]:
 
 def _chunks(items: Sequence[Item], size: int) -> tuple[tuple[Item, ...], ...]:
     return tuple(tuple(items[start : start + size]) for start in range(0, len(items), size))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -14,9 +14,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from bench.api import expand_on_disk, log_to_stderr, setting_text
 from bench.evaluation import granted_metrics
-from bench.job import FIRST_DEVELOPMENT_SEED, Job, Request, expand
+from bench.job import FIRST_DEVELOPMENT_SEED, Job, Request, expand, identity_changes
 from bench.launch import prepare, slurm
 from bench.launch.pool import run_pool
 from bench.launch.profile import Profile
@@ -103,8 +105,6 @@ class Tuning:
 
     def options(self, *, isolate: bool = True) -> RunOptions:
         """Return where and how trials run."""
-        import torch
-
         return RunOptions(
             data_root=self.data_root.resolve(),
             results=self.folder.resolve(),
@@ -324,17 +324,9 @@ def reason_to_prune(
 
 def drawn_overrides(method: Method, dataset: str, config: Any) -> dict[str, str]:
     """Return a configuration as what it changes of the paper's preset."""
-    return _changed(as_plain(preset_config(method, dataset)), as_plain(config), f"{method.name}.")
-
-
-def _changed(before: Any, after: Values, prefix: str) -> dict[str, str]:
-    changed: dict[str, str] = {}
-    for name, value in after.items():
-        if isinstance(value, dict):
-            changed |= _changed(before.get(name) or {}, value, f"{prefix}{name}.")
-        elif value != before.get(name):
-            changed[f"{prefix}{name}"] = setting_text(value)
-    return changed
+    preset = as_plain(preset_config(method, dataset))
+    changes = identity_changes(preset, as_plain(config), f"{method.name}.")
+    return {key: setting_text(drawn) for key, (_, drawn) in changes.items()}
 
 
 def tune(tuning: Tuning, *, workers: int = 1, log: Log, isolate: bool | None = None) -> Summary:

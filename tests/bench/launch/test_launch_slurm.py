@@ -116,7 +116,7 @@ def sent(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S
     """What was handed to submitit, which is not called; SLURM then has it in its queue."""
     arrays: Sent = []
 
-    def send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], what: str) -> Array:
+    def send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], noun: str) -> Array:
         known = {each.name: each for each in read_launch(launch.folder).arrays}
         assert known[array.name].tasks == array.tasks, "what is sent is on disk before"
         assert known[array.name].job == ""
