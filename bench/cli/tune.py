@@ -9,8 +9,9 @@ from bench.cli.output import log, print_json, print_table
 from bench.job import parse_overrides
 from bench.launch.profile import read_profile
 from bench.tuning import TRIALS
-from bench.tuning.source import Tuning, submit, tune
+from bench.tuning.source import Tuning, tune
 from bench.tuning.summary import Summary, finish_study, run_command, write_summary
+from bench.tuning.workers import submit
 from datasets.errors import UsageError
 
 

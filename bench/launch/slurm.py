@@ -31,16 +31,13 @@ from bench.launch.queue import (
     SubmittedRun,
     launches_lock,
     read_jobs,
-    study_workers,
     submitted_runs,
-    worker_lock,
 )
 from bench.launch.scheduler import Cluster
 from bench.provenance import PACKAGES, SUBMITTED, git_state, source_root
 from bench.record import Status, failed_record
 from bench.runner import RunOptions
 from bench.store import Store
-from datasets.config import Values
 from datasets.errors import BenchError, UsageError
 from datasets.fetch import Log
 from datasets.files import atomic_file, storage_errors, to_json
@@ -153,7 +150,7 @@ def plan_arrays(
         kinds.setdefault((resources(job), job.dataset if waits else ""), []).append(job)
     planned: list[Array] = []
     for (asked, waiting), members in sorted(kinds.items(), key=lambda kind: bool(kind[0][1])):
-        for tasks in _chunks(_chunks(members, asked.pack), largest):
+        for tasks in chunks(chunks(members, asked.pack), largest):
             needed = {
                 stage: number
                 for number, packed in enumerate(tasks)
@@ -192,7 +189,7 @@ def submit(
         ]
         if not jobs:
             return None
-        launch = _new_launch(cluster, profile, options, store, log)
+        launch = new_launch(cluster, profile, options, store, log)
         launch.write_jobs(jobs)
         stages, in_progress = _missing_stages(jobs, options), _in_progress(submitted, cluster)
         largest, name = max(1, cluster.largest_array), f"bench-{launch.id}"
@@ -209,7 +206,7 @@ def submit(
                 )
                 for ids in array.tasks
             ]
-            sent = _send(launch, array, tasks, "run")
+            sent = send(launch, array, tasks, "run")
             in_progress |= {stage: sent.task(number) for stage, number in sent.produces.items()}
             launch = launch.with_array(sent)
             launch.write()
@@ -218,58 +215,7 @@ def submit(
     return launch
 
 
-def submit_workers(
-    make_source: Callable[[], JobSource],
-    tuning: Values,
-    job: Job,
-    options: RunOptions,
-    workers: int,
-    cluster: Cluster,
-    profile: Profile,
-    log: Log,
-    *,
-    count_finished: Callable[[Path], int],
-    on_complete: Callable[[], object] | None = None,
-) -> str:
-    """Submit workers of a study until it has as many as that; return SLURM's number of the array.
-
-    Workers that were submitted before and still have as many trials to make are not submitted
-    again; the number is empty if that leaves nothing to do. A worker asks for what `job` asks for,
-    and all draw from the same study, whose folder is the results folder. `tuning` (`method`,
-    `dataset`, `trials` and what else they tune) is kept beside the launch. `count_finished` counts
-    the finished trials of a study's folder; `on_complete` is called in each task after the last.
-    """
-    study, trials = options.results, int(str(tuning["trials"]))
-    with launches_lock(Store(study)).hold(wait=True):
-        known = study_workers(study.parents[1], count_finished, submitting=True)
-        earlier = [found for found in known if found.study.name == study.name]
-        there = sum(found.active for found in earlier if found.trials >= trials)
-        if there:
-            log(f"{there} workers are queued or running on a cluster already")
-        if there >= workers:
-            return ""
-        for found in earlier:
-            if not found.active:  # what they have left to do, the new ones do
-                found.launch.mark_complete()
-        asked = profile.resources(job)
-        launch = _new_launch(cluster, profile, options, Store(study), log)
-        names = [f"worker {number}" for number in range(workers - there)]
-        packed = _chunks(names, asked.pack)
-        array = Array(f"bench-tune-{study.name}-{launch.id}", asked, packed)
-        launch.write_file("tuning.json", tuning)
-        launch.with_array(array).write()
-        place, tasks = replace(options, device=asked.device), []
-        for number, members in enumerate(array.tasks):
-            lock = worker_lock(launch, number)
-            task = ArrayTask(make_source, place, trials, len(members), 0, lock, on_complete)
-            tasks.append(task)
-        sent = _send(launch, array, tasks, "worker")
-        launch.with_array(sent).write()
-    log(f"submitted array {sent.job}: {sent.describe('worker')}")
-    return sent.job
-
-
-def _new_launch(
+def new_launch(
     cluster: Cluster, profile: Profile, options: RunOptions, store: Store, log: Log
 ) -> Launch:
     """Return a launch with its folder and its copy of the code; nothing of it is submitted yet."""
@@ -342,7 +288,7 @@ def _in_progress(submitted: Mapping[str, SubmittedRun], cluster: Cluster) -> dic
     }
 
 
-def _send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], noun: str) -> Array:
+def send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], noun: str) -> Array:
     """Submit the tasks of an array; the noun names what is in them in case SLURM refuses."""
     folder, requeues = launch.folder / "tasks", array.resources.requeues
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=requeues)
@@ -390,5 +336,6 @@ def submitit_parameters(array: Array, code: str) -> dict[str, object]:
     }
 
 
-def _chunks(items: Sequence[Item], size: int) -> tuple[tuple[Item, ...], ...]:
+def chunks(items: Sequence[Item], size: int) -> tuple[tuple[Item, ...], ...]:
+    """Divide items into tuples of at most that size."""
     return tuple(tuple(items[start : start + size]) for start in range(0, len(items), size))
