@@ -19,7 +19,14 @@ from datasets.fetch import default_data_root
 DEFAULT_RESULTS = Path("results")
 RERUN = ("missing", "failed", "always", "never")  # as `bench.api.RERUN`, which is heavy to import
 RESUME = ("same-code", "anyway")
-CLEANED = ("stages", "work", "audits", "launches", "decoded", "leftovers")
+CLEANED = {
+    "stages": "stages that runs share; made again when a run needs one",
+    "work": "checkpoints of unfinished runs and stages; without them these begin anew",
+    "audits": "audits of runs and stages that are gone",
+    "launches": "launches on a cluster that have ended",
+    "decoded": "decoded photographs; decoded again when a run needs them",
+    "leftovers": "what killed processes left over an hour ago, and what was damaged and set aside",
+}
 """What `clean` can free."""
 DEVELOPMENT_SEED = 100  # as `bench.job.FIRST_DEVELOPMENT_SEED`, likewise
 

@@ -79,7 +79,5 @@ def _print(summary: Summary, tuning: Tuning, *, as_json: bool) -> None:
     ]
     print_table(title, ("parameter", "best so far", "importance"), rows)
     if best:
-        log(
-            f"best: {summary.objective} {best.value:.4f} in trial {best.number}; budget: "
-            f"{summary.budget.describe()}, {summary.budget.describe_cost()}"
-        )
+        found = f"{summary.objective} {best.value:.4f} in trial {best.number}"
+        log(f"best: {found}; budget: {summary.budget.describe()}")

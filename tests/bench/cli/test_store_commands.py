@@ -131,7 +131,8 @@ def test_publish_refuses_data_that_is_not_the_release(cli: Cli, own: Store, tmp_
     assert record is not None
     edit(own, MAIN, **replace(record, job=replace(record.job, data_kind="own")).to_json())
     told = cli("publish", own.runs / MAIN, "--to", tmp_path / "published", *NOWHERE)
-    assert (told.code, told.out.splitlines()[0]) == (1, f"not published: {MAIN}: data that is own")
+    reason = "data that is not the release: own"
+    assert (told.code, told.out.splitlines()[0]) == (1, f"not published: {MAIN}: {reason}")
 
 
 def test_publish_refuses_settings_of_no_campaign(cli: Cli, own: Store, tmp_path: Path) -> None:
