@@ -9,9 +9,9 @@ from pathlib import Path
 
 from bench.cli.arguments import store_to_read
 from bench.cli.output import log, print_json
-from bench.launch.queue import StudyWorkers, SubmittedRun, study_workers, submitted_runs
+from bench.launch.queue import SubmittedRun, submitted_runs
 from bench.launch.scheduler import cancel_tasks
-from bench.tuning import study
+from bench.tuning.workers import StudyWorkers, study_workers
 from datasets.errors import UsageError
 
 PATIENCE_SECONDS = 60.0  # SLURM gives a task some time to end by itself
@@ -52,7 +52,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _active_workers(results: Path) -> list[StudyWorkers]:
-    return [w for w in study_workers(results, study.count_finished) if w.active]
+    return [w for w in study_workers(results) if w.active]
 
 
 def _chosen_runs(

@@ -26,14 +26,6 @@ from datasets.decode import FOLDER_NAME
 from datasets.errors import UsageError, did_you_mean
 from datasets.lock import Lock, LockBusy
 
-MEANINGS = {
-    "stages": "stages that runs share; made again when a run needs one",
-    "work": "checkpoints of unfinished runs and stages; without them these begin anew",
-    "audits": "audits of runs and stages that are gone",
-    "launches": "launches on a cluster that have ended",
-    "decoded": "decoded photographs; decoded again when a run needs them",
-    "leftovers": "what killed processes left over an hour ago, and what was damaged and set aside",
-}
 STALE_SECONDS = 3600.0
 
 
@@ -75,21 +67,19 @@ def run(arguments: Namespace) -> None:
     busy = any(_is_busy(store) for store in stores)
     items = [item for store in stores for item in _items(store, busy)]
     items += _decoded(arguments.data_root, busy)
-    rows = []
-    for kind in CLEANED:
+    rows, shown = [], []
+    for kind, meaning in CLEANED.items():
         own = {item: item.size() for item in items if item.kind == kind}
         freed = {item for item in own if kind in chosen and item.free()}
         row = {"items": len(own), "bytes": sum(own.values())}
         row["freed"] = sum(own[item] for item in freed)
         row["in_use"] = sum(item.in_use or (kind in chosen and item not in freed) for item in own)
-        rows.append((kind, row))
-    if arguments.json:
-        print_json({"kinds": [{"kind": kind, **row} for kind, row in rows]})
-        return
-    shown = []
-    for kind, row in rows:
+        rows.append({"kind": kind, **row})
         sizes = (f"{row[name] / 1e6:.1f} MB" for name in ("bytes", "freed"))
-        shown.append((kind, row["items"], *sizes, row["in_use"], MEANINGS[kind]))
+        shown.append((kind, row["items"], *sizes, row["in_use"], meaning))
+    if arguments.json:
+        print_json({"kinds": rows})
+        return
     columns = ("kind", "items", "takes", "freed", "in use", "what it is")
     print_table(f"besides the runs in {root}", columns, shown)
     if not chosen:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli.list import SPLITS, count_groups, dataset_rows, state
 from bench.cli.output import log, print_json, print_table
-from bench.launch.progress import PreparationBar
+from bench.launch.progress import preparation_bar
 from datasets import standins
 from datasets.base import Facts, Labels
 from datasets.catalogue import datasets_from, get_dataset, load_datasets
@@ -124,7 +124,7 @@ def _verify(names: Sequence[str], root: Path, *, as_json: bool) -> None:
     """Recount every dataset and decode its images; every problem is listed before it ends."""
     verified: list[Verified] = []
     problems: list[BenchError] = []
-    with closing(PreparationBar()) as bar:
+    with preparation_bar() as bar:
         for name in _meant(names, root):
             before = len(problems)
             try:

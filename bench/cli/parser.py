@@ -19,7 +19,14 @@ from datasets.fetch import default_data_root
 DEFAULT_RESULTS = Path("results")
 RERUN = ("missing", "failed", "always", "never")  # as `bench.api.RERUN`, which is heavy to import
 RESUME = ("same-code", "anyway")
-CLEANED = ("stages", "work", "audits", "launches", "decoded", "leftovers")
+CLEANED = {
+    "stages": "stages that runs share; made again when a run needs one",
+    "work": "checkpoints of unfinished runs and stages; without them these begin anew",
+    "audits": "audits of runs and stages that are gone",
+    "launches": "launches on a cluster that have ended",
+    "decoded": "decoded photographs; decoded again when a run needs them",
+    "leftovers": "what killed processes left over an hour ago, and what was damaged and set aside",
+}
 """What `clean` can free."""
 DEVELOPMENT_SEED = 100  # as `bench.job.FIRST_DEVELOPMENT_SEED`, likewise
 
@@ -81,28 +88,17 @@ def _selection(parser: ArgumentParser) -> None:
 def _launching(parser: ArgumentParser) -> None:
     """Add what says how runs are carried out, whichever verb named them."""
     _number(parser, "--workers", None, "worker processes on this machine")
-    meaning = (
-        "which runs to carry out: those without a result (default), those that failed, all, or none"
-    )
+    meaning = "which runs: those without a result (default), those that failed, all, or none"
     parser.add_argument("--rerun", choices=RERUN, default="missing", help=meaning)
     _number(parser, "--retries", 0, "try a failed run up to N times more")
     _cluster(parser, "")
     _flag(parser, "--wait", "with --cluster: follow the runs until they end")
     _flag(parser, "--keep-models", "keep each run's weights")
-    meaning = (
-        "when the harness looks at the model on true groups: every epoch, every N-th and the last, "
-        "the last, or never (default: all; 5 for photos)"
-    )
+    meaning = "epochs after which the model is judged on true groups (default: all; 5 for photos)"
     parser.add_argument("--audit", metavar="all|N|last|off", help=meaning)
-    meaning = (
-        "unfinished runs that other code began start again (default), or go on anyway, which keeps "
-        "them out of the paper's tables"
-    )
+    meaning = "whether what other code began starts again (default), or goes on and is no result"
     parser.add_argument("--resume", choices=RESUME, default="same-code", help=meaning)
-    meaning = (
-        f"instruction set on a processor: the same everywhere (default: pinned, or "
-        f"${numerics.VARIABLE}), or this processor's own"
-    )
+    meaning = f"the processor's instruction set (default: ${numerics.VARIABLE}, or pinned)"
     parser.add_argument("--numerics", choices=numerics.CHOICES, help=meaning)
 
 
@@ -136,8 +132,7 @@ def _data(parser: ArgumentParser) -> None:
 
 def _plan(parser: ArgumentParser) -> None:
     _selection(parser)
-    meaning = "show which of the runs are published, instead of which are done here"
-    _flag(parser, "--published", meaning)
+    _flag(parser, "--published", "show which runs are published, not which are done here")
     _paths(parser)
 
 
@@ -152,8 +147,7 @@ def _campaign(parser: ArgumentParser) -> None:
     parser.add_argument("--datasets", default="all", metavar="A,B", help="datasets, or all")
     parser.add_argument("--seeds", metavar="N|A,B", help="instead of the paper's")
     _flag(parser, "--plan", "show the runs and their cost, and do nothing")
-    meaning = "change a setting of the runs it concerns, which keeps them out of the paper's tables"
-    _overrides(parser, meaning)
+    _overrides(parser, "change a setting, which keeps runs out of the paper's tables")
     _flag(parser, "--quick", "smoke runs")
     _launching(parser)
     _paths(parser)
@@ -162,10 +156,7 @@ def _campaign(parser: ArgumentParser) -> None:
 def _tune(parser: ArgumentParser) -> None:
     parser.add_argument("--method", required=True, metavar="M")
     parser.add_argument("--dataset", required=True, metavar="D")
-    meaning = (
-        f"finished trials to reach (default: {TRIALS}, the first {WARM_UP} random); the same for "
-        "every method unless you say otherwise"
-    )
+    meaning = f"finished trials to reach (default: {TRIALS}, the first {WARM_UP} random)"
     _number(parser, "--trials", None, meaning)
     meaning = "worker processes, here or on the cluster; one makes the same trials every time "
     _number(parser, "--workers", 1, meaning + "(default)")
@@ -173,10 +164,7 @@ def _tune(parser: ArgumentParser) -> None:
     meaning = f"a development seed (default: {DEVELOPMENT_SEED})"
     parser.add_argument("--seed", type=int, default=DEVELOPMENT_SEED, metavar="S", help=meaning)
     _overrides(parser, "a setting that holds in every trial, searched or not")
-    meaning = (
-        f"once {WARM_UP} trials are complete, stop those below the median of earlier ones in the "
-        "same epoch (default: off, as in the paper's protocol)"
-    )
+    meaning = f"after {WARM_UP} trials, stop those below the earlier ones' median of the same epoch"
     _flag(parser, "--prune", meaning)
     _flag(parser, "--quick", "smoke trials, a study of their own")
     _flag(parser, "--show", "show the study as it is, run nothing")
@@ -191,10 +179,7 @@ def _status(parser: ArgumentParser) -> None:
 
 
 def _cancel(parser: ArgumentParser) -> None:
-    meaning = (
-        "runs or studies, by a beginning or end of their name, or the number of a study's array "
-        "(default: everything queued or running)"
-    )
+    meaning = "run or study, by a beginning or end of its name, or a study's array (default: all)"
     parser.add_argument("runs", nargs="*", metavar="RUN", help=meaning)
     _results(parser)
     _json(parser)
@@ -213,8 +198,7 @@ def _explain(parser: ArgumentParser) -> None:
     splits = ("train", "val", "test")
     parser.add_argument("--split", choices=splits, default="test", help="default: test")
     _number(parser, "--limit", 10, "without --index")
-    meaning = "draw the tree (png, svg, pdf)"
-    parser.add_argument("--picture", type=Path, metavar="FILE", help=meaning)
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the tree: png, svg, pdf")
     _paths(parser)
 
 
@@ -239,8 +223,7 @@ def _check(parser: ArgumentParser) -> None:
 def _publish(parser: ArgumentParser) -> None:
     meaning = "a results folder, one's own or another machine's, a folder of runs, or one run"
     parser.add_argument("path", type=Path, metavar="RUNS|STORE", help=meaning)
-    meaning = "the store to publish to (default: the published runs of this source tree)"
-    parser.add_argument("--to", type=Path, metavar="DIR", help=meaning)
+    parser.add_argument("--to", type=Path, metavar="DIR", help="instead of this tree's store")
     _data_root(parser, "labels are compared with the datasets that are there")
     _json(parser)
 
@@ -353,8 +336,7 @@ def make_parser() -> ArgumentParser:
 
 def _epilog(verb: str) -> str:
     lines = "".join(f"  python -m bench {example}\n" for example in EXAMPLES[verb])
-    note = " (of a run made with --keep-models)" if verb == "explain" else ""
-    return f"example{'s' if len(EXAMPLES[verb]) > 1 else ''}{note}:\n{lines}"
+    return f"example{'s' if len(EXAMPLES[verb]) > 1 else ''}:\n{lines}"
 
 
 class _PrintVersion(Action):

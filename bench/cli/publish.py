@@ -38,19 +38,14 @@ def run(arguments: Namespace) -> int:
     classifier = Classifier(variant_specs(), PUBLISHED_SEEDS)
     new, equal = [], []
     for folder in folders:
-        reason = refused.get(folder.name) or _obstacle(folder, classifier)
         target = store.runs / folder.name
-        if not reason and target.is_dir():
-            changed = [] if target.resolve() == folder.resolve() else differences(folder, target)
-            if changed:
-                reason = f"another result is published: {'; '.join(changed)}"
-            else:
-                equal.append(folder.name)
-        elif not reason:
+        if reason := refused.get(folder.name) or _obstacle(folder, target, classifier):
+            refused[folder.name] = reason
+        elif target.is_dir():
+            equal.append(folder.name)
+        else:
             _copy(folder, target)
             new.append(folder.name)
-        if reason:
-            refused[folder.name] = reason
     table = write_results_table(store) if new else None
     if arguments.json:
         content = {"published": new, "already_there": equal, "refused": refused}
@@ -64,14 +59,16 @@ def run(arguments: Namespace) -> int:
     return 1 if refused else 0
 
 
-def _obstacle(folder: Path, classifier: Classifier) -> str:
-    """Return why a run may not be published whatever its numbers are; nothing if it may."""
+def _obstacle(folder: Path, target: Path, classifier: Classifier) -> str:
+    """Return why a run that was found right may still not be published; nothing if it may."""
     record = read_record(folder / "record.json")
     assert isinstance(record, Record)  # else `check` has refused it
     placed = classifier.place(record, folder)
     if placed.kind in ("smoke", "left out"):
         return placed.reason
-    return "" if record.job.data_kind == "release" else f"data that is {record.job.data_kind}"
+    known = target.is_dir() and target.resolve() != folder.resolve()
+    changed = differences(folder, target) if known else []
+    return f"another result is published: {'; '.join(changed)}" if changed else ""
 
 
 def _copy(folder: Path, target: Path) -> None:

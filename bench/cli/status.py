@@ -10,11 +10,11 @@ from bench.api import count_statuses, log_unreadable, run_row, status_row, surve
 from bench.cli.arguments import expand_jobs, store_to_read
 from bench.cli.output import log, print_json, print_table
 from bench.launch.progress import describe, result_line
-from bench.launch.queue import StudyWorkers, study_workers, submitted_runs
+from bench.launch.queue import submitted_runs
 from bench.paper.campaigns import CampaignProgress, campaign_progress
 from bench.record import Status
 from bench.store import RunStatus, Store
-from bench.tuning import study
+from bench.tuning.workers import StudyWorkers, study_workers
 from datasets.catalogue import load_datasets
 
 STUDY_COLUMNS = ("study", "method", "dataset", "finished", "asked", "array", "queued", "running")
@@ -23,7 +23,7 @@ STUDY_COLUMNS = ("study", "method", "dataset", "finished", "asked", "array", "qu
 def run(arguments: Namespace) -> None:
     """Print the state of a grid, or of everything."""
     store = store_to_read(arguments)
-    workers = study_workers(store.root, study.count_finished)
+    workers = study_workers(store.root)
     campaigns: list[CampaignProgress] = []
     if arguments.methods or arguments.datasets:
         arguments.methods = arguments.methods or "all"

@@ -9,8 +9,9 @@ from bench.cli.output import log, print_json, print_table
 from bench.job import parse_overrides
 from bench.launch.profile import read_profile
 from bench.tuning import TRIALS
-from bench.tuning.source import Tuning, submit, tune
+from bench.tuning.source import Tuning, tune
 from bench.tuning.summary import Summary, finish_study, run_command, write_summary
+from bench.tuning.workers import submit
 from datasets.errors import UsageError
 
 
@@ -78,7 +79,5 @@ def _print(summary: Summary, tuning: Tuning, *, as_json: bool) -> None:
     ]
     print_table(title, ("parameter", "best so far", "importance"), rows)
     if best:
-        log(
-            f"best: {summary.objective} {best.value:.4f} in trial {best.number}; budget: "
-            f"{summary.budget.describe()}, {summary.budget.describe_cost()}"
-        )
+        found = f"{summary.objective} {best.value:.4f} in trial {best.number}"
+        log(f"best: {found}; budget: {summary.budget.describe()}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,11 +65,11 @@ def launch(
 
 def prepare(jobs: Sequence[Job], options: RunOptions) -> None:
     """Decode the images of the jobs' datasets once, before workers wait for each other."""
-    from bench.launch.progress import PreparationBar
+    from bench.launch.progress import preparation_bar
     from datasets.catalogue import get_dataset
 
     kinds = {(job.dataset, str(job.config.dataset), job.splits, job.quick): job for job in jobs}
-    with closing(PreparationBar()) as bar:
+    with preparation_bar() as bar:
         for job in kinds.values():
             get_dataset(job.dataset).prepare(
                 options.data_root, job.dataset_config(), bar, splits=job.splits, quick=job.quick

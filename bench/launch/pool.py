@@ -18,7 +18,9 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
 
 from bench.job import Job
 from bench.launch.progress import Display
@@ -31,12 +33,10 @@ from bench.process import (
     worker_exit_error,
 )
 from bench.record import Record, Status, failed_record
+from bench.runner import WORKER, RunOptions, run_job
 from bench.store import Store
 from datasets.config import Values
 from methods.backbones import LENETS
-
-if TYPE_CHECKING:
-    from bench.runner import RunOptions
 
 RETRY_SECONDS = 2.0  # how often to look again at a job that another process is running
 POLL_SECONDS = 0.2  # how long to wait for a message before the display is drawn again
@@ -130,8 +130,6 @@ class Worker:
 
 def default_workers(jobs: Sequence[Job]) -> int:
     """Return how many processes to use: one a GPU, one a core for LeNets, else one."""
-    import torch
-
     if torch.cuda.is_available():
         return min(len(jobs), torch.cuda.device_count())
     if all(job.backbone().name in LENETS for job in jobs):
@@ -153,10 +151,8 @@ def run_pool(
     whatever way, is tried again `retries` times; one whose process was killed goes on `resumes`
     times before that counts as a try.
     """
-    if not options.isolate:
-        return _run_here(source, options, display, retries)
-    store = Store(options.results)
-    pool = _Pool(source, store, _shares(options, workers), display, (retries, resumes))
+    shares = _shares(options, workers) if options.isolate else [options]
+    pool = _Pool(source, options, shares, display, (retries, resumes))
     try:
         while pool.workers or pool.waiting or not source.exhausted:
             pool.assign_jobs()
@@ -170,7 +166,7 @@ def run_pool(
 @dataclass
 class _Pool:
     source: JobSource
-    store: Store
+    options: RunOptions
     shares: list[RunOptions]
     display: Display
     tries: tuple[int, int]
@@ -179,15 +175,18 @@ class _Pool:
     waiting: deque[Attempt] = field(default_factory=deque)
     ask_source_at: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.store = Store(self.options.results)
+
     def assign_jobs(self) -> None:
         """Start a worker in every free slot, as long as there are jobs."""
         taken = {worker.slot for worker in self.workers}
-        for slot in range(len(self.shares)):
-            if slot in taken:
-                continue
-            if (attempt := self._due_again() or self._new_attempt()) is None:
-                return
-            self._start(attempt, slot)
+        free = [slot for slot in range(len(self.shares)) if slot not in taken]
+        while free and (attempt := self._due_again() or self._new_attempt()) is not None:
+            if self.options.isolate:
+                self._start(attempt, free.pop(0))
+            else:
+                self._run_here(attempt)
 
     def _start(self, attempt: Attempt, slot: int) -> None:
         for left in reversed(range(START_TRIES)):
@@ -237,11 +236,12 @@ class _Pool:
             if (record := self._message(worker)) is not None:
                 self.workers.remove(worker)
                 worker.end()
-                self._ended(worker, record)
+                stored = worker.attempt.final and not worker.died
+                self._ended(worker.attempt, record, stored=stored)
 
     def _message(self, worker: Worker) -> Record | None:
         """Take a worker's message, if there is one; its record ends the job, or else its death."""
-        job, alive = worker.attempt.job, worker.process.is_alive()
+        alive = worker.process.is_alive()
         try:
             if not worker.pipe.poll():
                 return None if alive else self._died(worker)
@@ -251,22 +251,37 @@ class _Pool:
             return self._died(worker)
         if isinstance(message, Record):
             return message
-        self.display.progressed(job, message)
-        if self.shares[worker.slot].steered:
-            reason = self.source.progress(job, message)
+        reason = self._progressed(worker.attempt.job, message)
+        if self.options.steered:
             with contextlib.suppress(OSError):  # it died meanwhile; the next look finds that
                 worker.pipe.send(reason)
         return None
+
+    def _progressed(self, job: Job, progress: Values) -> str | None:
+        """Show a job's progress; return why it is to stop, if the source says so."""
+        self.display.progressed(job, progress)
+        return self.source.progress(job, progress) if self.options.steered else None
+
+    def _run_here(self, attempt: Attempt) -> None:
+        """Run a job in this process."""
+
+        def report(progress: Values) -> str | None:
+            self.display.tick()
+            return self._progressed(attempt.job, progress)
+
+        stored = attempt.final
+        record = run_job(attempt.job, self.options, report, final=stored)
+        self._ended(attempt, record, stored=stored)
 
     def _died(self, worker: Worker) -> Record:
         worker.died = True
         killed = count_oom_kills() > worker.oom_kills
         error = worker_exit_error(worker.process.exitcode or 0, out_of_memory=killed)
-        arguments = self.shares[worker.slot].path_arguments()
+        arguments = self.options.path_arguments()
         return failed_record(worker.attempt.job, error, worker.started, arguments)
 
-    def _ended(self, worker: Worker, record: Record) -> None:
-        attempt, stored = worker.attempt, worker.attempt.final and not worker.died
+    def _ended(self, attempt: Attempt, record: Record, *, stored: bool) -> None:
+        """Try the job again, or hand on its record, which is kept if that was not done yet."""
         job, elsewhere = attempt.job, record.status is Status.RUNNING
         if elsewhere or attempt.should_retry(record):
             stage = "run by another process" if elsewhere else "starting again"
@@ -291,8 +306,6 @@ class _Pool:
 
 def _shares(options: RunOptions, workers: int) -> list[RunOptions]:
     """Divide GPUs and cores among the workers."""
-    import torch
-
     threads = max(1, available_cores() // workers)
     gpus = torch.cuda.device_count() if options.device.startswith("cuda") else 0
     return [
@@ -322,8 +335,6 @@ def _start_server() -> None:
 
 
 def _start(attempt: Attempt, options: RunOptions, slot: int) -> Worker:
-    from bench.runner import WORKER
-
     context: Any = multiprocessing.get_context(START_METHOD)
     ours, theirs = context.Pipe()
     work = (theirs, attempt.job, options, attempt.final)
@@ -336,8 +347,6 @@ def _start(attempt: Attempt, options: RunOptions, slot: int) -> Worker:
 
 def _work(pipe: Connection, job: Job, options: RunOptions, final: bool) -> None:
     """Run one job in a worker process; the launcher hears how it goes and what came of it."""
-    from bench.runner import run_job
-
     begin_as_child()
 
     def report(progress: Values) -> str | None:
@@ -350,33 +359,3 @@ def _work(pipe: Connection, job: Job, options: RunOptions, final: bool) -> None:
     record = run_job(job, options, report, final=final)
     with contextlib.suppress(OSError):
         pipe.send(record)
-
-
-def _run_here(
-    source: JobSource, options: RunOptions, display: Display, retries: int
-) -> list[Record]:
-    """Run the jobs of a source in this process, one after the other."""
-    from bench.runner import run_job
-
-    def report(progress: Values) -> str | None:
-        display.progressed(attempt.job, progress)
-        display.tick()
-        return source.progress(attempt.job, progress) if options.steered else None
-
-    records: list[Record] = []
-    while not source.exhausted:
-        if (job := source.next()) is None:
-            time.sleep(SOURCE_SECONDS)
-            continue
-        attempt = Attempt(job, retries, resumes=0)
-        display.started(job)
-        while True:
-            record = run_job(job, options, report, final=attempt.final)
-            if record.status is Status.RUNNING:
-                time.sleep(RETRY_SECONDS)
-            elif not attempt.should_retry(record):
-                break
-        source.finish(job, record)
-        display.finished(job, record)
-        records.append(record)
-    return records

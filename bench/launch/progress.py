@@ -16,6 +16,7 @@ from rich.table import Table
 from bench.job import Job, shown_split
 from bench.record import Record, Status
 from datasets.config import Values
+from datasets.dataset import Progress
 
 PREPARATION_SECONDS = 5.0  # between two lines about preparation, where there is no terminal
 QUIET_SECONDS = 30.0  # how often plain lines tell how far a running job is
@@ -136,35 +137,30 @@ def progress_display(total: int, *, done: int = 0, noun: str = "runs") -> Iterat
         yield table
 
 
-class PreparationBar:
-    """A progress bar for preparation such as decoding; nothing is shown of what is done at once."""
+@contextmanager
+def preparation_bar() -> Iterator[Progress]:
+    """Show the progress of preparation such as decoding, unless it is done at once."""
+    console, last_line = Console(stderr=True), time.monotonic()
+    text, count = bars.TextColumn("{task.description}"), bars.MofNCompleteColumn()
+    columns = text, bars.BarColumn(), count, bars.TimeRemainingColumn()
+    bar, tasks = bars.Progress(*columns, console=console), dict[str, bars.TaskID]()
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True)
-        self._bar: bars.Progress | None = None
-        self._tasks: dict[str, bars.TaskID] = {}
-        self._last_line = time.monotonic()
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal last_line
+        if console.is_terminal:
+            bar.start()
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
+        elif time.monotonic() - last_line > PREPARATION_SECONDS:
+            last_line = time.monotonic()
+            console.print(f"{what}: {done}/{total}", highlight=False)
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that `done` of `total` is done."""
-        if not self.console.is_terminal:
-            if time.monotonic() - self._last_line > PREPARATION_SECONDS:
-                self._last_line = time.monotonic()
-                self.console.print(f"{what}: {done}/{total}", highlight=False)
-            return
-        if self._bar is None:
-            text, count = bars.TextColumn("{task.description}"), bars.MofNCompleteColumn()
-            columns = text, bars.BarColumn(), count, bars.TimeRemainingColumn()
-            self._bar = bars.Progress(*columns, console=self.console)
-            self._bar.start()
-        if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total)
-        self._bar.update(self._tasks[what], completed=done)
-
-    def close(self) -> None:
-        """Leave the terminal as it was found."""
-        if self._bar is not None:
-            self._bar.stop()
+    try:
+        yield show
+    finally:
+        if tasks:
+            bar.stop()
 
 
 class Pace:

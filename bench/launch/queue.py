@@ -18,7 +18,7 @@ import getpass
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -64,12 +64,20 @@ class Array:
     resources: Resources
     tasks: tuple[tuple[str, ...], ...]  # the run ids of each task, or the names of its workers
     produces: Mapping[str, int] = field(default_factory=dict)  # shared stages: who computes each
-    depends_on: tuple[str, ...] = ()  # the tasks that have to end first
+    waits_for: tuple[str, ...] = ()  # the shared stages that have to be computed first
+    depends_on: tuple[str, ...] = ()  # the tasks that compute them
     job: str = ""  # SLURM's number, empty as long as it is not submitted
 
     def task(self, number: int) -> str:
         """Return SLURM's name of a task; empty as long as it has none."""
         return self.job if len(self.tasks) == 1 or not self.job else f"{self.job}_{number}"
+
+    def describe(self, noun: str) -> str:
+        """Return how many there are in it of what the noun names, and in how many tasks."""
+        counts = {noun: sum(map(len, self.tasks)), "task": len(self.tasks)}
+        return " in ".join(
+            f"{number} {what}{'s' * (number != 1)}" for what, number in counts.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -125,10 +133,11 @@ def open_launches(store: Store) -> Iterator[Launch]:
         try:
             yield read_launch(path.parent)
         except Damaged as error:  # its runs are just missing
-            _stop_following(path.parent, error)
+            stop_following(path.parent, error)
 
 
-def _stop_following(folder: Path, error: Damaged) -> None:
+def stop_following(folder: Path, error: Damaged) -> None:
+    """Set aside a launch that cannot be read, and say so."""
     damaged = f"launch {folder.name} is damaged ({error}) and not followed any more"
     sys.stderr.write(f"{damaged}: squeue shows what of it still runs\n")
     with contextlib.suppress(BenchError, OSError):  # where we may only read, it stays
@@ -170,7 +179,7 @@ def submitted_runs(store: Store) -> dict[str, SubmittedRun]:
     A run whose task is gone without a record gets a failed one here, which says how it ended.
     """
     found: dict[str, SubmittedRun] = {}
-    for launch, states in _with_states([*open_launches(store)]):
+    for launch, states in with_states([*open_launches(store)]):
         unfinished = dict(unfinished_runs(launch, store, states))
         if any(not run.active for run in unfinished.values()):
             marked = mark_lost(launch, store)
@@ -181,7 +190,7 @@ def submitted_runs(store: Store) -> dict[str, SubmittedRun]:
     return found
 
 
-def _with_states(launches: Sequence[Launch]) -> Iterator[tuple[Launch, States | None]]:
+def with_states(launches: Sequence[Launch]) -> Iterator[tuple[Launch, States | None]]:
     """Add to launches what SLURM says of our tasks; none to those it cannot be asked about.
 
     SLURM is asked before anything else is read: a task that has ended has written by then.
@@ -283,104 +292,3 @@ def follow(jobs: Sequence[Job], store: Store, display: Display) -> list[Record]:
             display.tick()
             time.sleep(FOLLOW_SECONDS / FOLLOW_TICKS)
     return records
-
-
-@dataclass(frozen=True)
-class StudyWorkers:
-    """The workers that a launch has for a study that is not finished.
-
-    SLURM has those that are queued or running, or may have them where it cannot be asked.
-    """
-
-    launch: Launch
-    study: Path  # its folder
-    method: str
-    dataset: str
-    trials: int  # how many finished ones they are to reach
-    finished: int  # the study's finished trials
-    array: str  # SLURM's number; empty if it never got one
-    queued: int = 0
-    running: int = 0
-    jobs: tuple[str, ...] = ()  # SLURM's names of the tasks that they are in
-
-    @property
-    def active(self) -> int:
-        """How many workers are going to make trials."""
-        return self.queued + self.running
-
-    def matches(self, part: str) -> bool:
-        """Return whether a name means them: a beginning or end of the study's, or the array's."""
-        name = self.study.name
-        return name.startswith(part) or name.endswith(part) or part == self.array
-
-    def to_json(self) -> dict[str, object]:
-        """Return them as `status --json` has them."""
-        return {
-            "study": self.study.name,
-            "method": self.method,
-            "dataset": self.dataset,
-            "finished": self.finished,
-            "asked": self.trials,
-            "array": self.array,
-            "queued": self.queued,
-            "running": self.running,
-            "path": str(self.study),
-        }
-
-
-def worker_lock(launch: Launch, number: int) -> Path:
-    """Return the lock that a task holds while its workers work."""
-    return launch.folder / "workers" / str(number)
-
-
-def study_workers(
-    results: Path, count_finished: Callable[[Path], int], *, submitting: bool = False
-) -> list[StudyWorkers]:
-    """Return the launches of workers whose study is not finished, oldest first.
-
-    One whose workers are all gone is among them: its study can be taken up again. `count_finished`
-    counts the finished trials of a study's folder; `submitting` says that it is us who hold the
-    lock under which workers are submitted.
-    """
-    folders = sorted(path for path in (results / "studies").glob("*") if path.is_dir())
-    launches = [launch for folder in folders for launch in open_launches(Store(folder))]
-    found = []
-    for launch, states in _with_states(launches):
-        finished = count_finished(launch.folder.parents[1])
-        try:
-            workers = _workers_of(launch, finished, states, submitting=submitting)
-        except Damaged as error:
-            _stop_following(launch.folder, error)
-            continue
-        never_sent = not workers.array and not workers.active
-        if never_sent and read_launch(launch.folder).arrays[0].job:
-            never_sent = False  # they were submitted since the first look
-        if never_sent or (finished >= workers.trials and not workers.jobs):
-            launch.mark_complete()
-        else:
-            found.append(workers)
-    return found
-
-
-def _workers_of(
-    launch: Launch, finished: int, states: States | None, *, submitting: bool
-) -> StudyWorkers:
-    study, (array,) = launch.folder.parents[1], launch.arrays
-    tuning = read_checked(launch.folder / "tuning.json")
-    method, dataset, trials = tuning["method"], tuning["dataset"], int(tuning["trials"])
-    # They may be about to be submitted; and where SLURM is silent, they may be in its queue.
-    sending = not array.job and not submitting and launches_lock(Store(study)).held()
-    assumed = sending or (states is None and finished < trials)
-    number_of_array, queued, running, jobs = array.job, 0, 0, []
-    for number, members in enumerate(array.tasks):
-        task = (states or {}).get((array.name, number))
-        if Lock(worker_lock(launch, number)).held() or (task is not None and task.running):
-            running += len(members)
-        elif assumed or (task is not None and not task.over):
-            queued += len(members)
-        else:
-            continue
-        jobs.append(task.job if task is not None else array.task(number))
-        number_of_array = number_of_array or jobs[-1].partition("_")[0]
-    known = StudyWorkers(launch, study, method, dataset, trials, finished, number_of_array)
-    return replace(known, queued=queued, running=running, jobs=tuple(jobs))

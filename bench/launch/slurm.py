@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+import submitit
 from rich.console import Console
+from submitit.core.utils import FailedJobError, UncompletedJobError
+from submitit.helpers import Checkpointable
 
 from bench.context import stage_address
 from bench.job import Job
@@ -28,16 +31,13 @@ from bench.launch.queue import (
     SubmittedRun,
     launches_lock,
     read_jobs,
-    study_workers,
     submitted_runs,
-    worker_lock,
 )
 from bench.launch.scheduler import Cluster
 from bench.provenance import PACKAGES, SUBMITTED, git_state, source_root
 from bench.record import Status, failed_record
 from bench.runner import RunOptions
 from bench.store import Store
-from datasets.config import Values
 from datasets.errors import BenchError, UsageError
 from datasets.fetch import Log
 from datasets.files import atomic_file, storage_errors, to_json
@@ -61,11 +61,12 @@ def jobs_of_launch(folder: Path, run_ids: Sequence[str]) -> FixedJobs:
 
 
 @dataclass(frozen=True)
-class ArrayTask:
+class ArrayTask(Checkpointable):
     """What one task of an array does: a pool, as on a workstation. Small, for it is pickled.
 
-    It can be stopped and started at any time. Nothing is carried from one start to the next but
-    what the runs keep themselves: a requeue that was not announced resumes like one that was.
+    It can be stopped at any time, and is started again as it is. Nothing is carried from one start
+    to the next but what the runs keep themselves: a requeue that was not announced resumes like one
+    that was.
     """
 
     make_source: Callable[[], JobSource]  # called when it runs
@@ -78,8 +79,6 @@ class ArrayTask:
 
     def __call__(self) -> list[str]:
         """Run what is not done yet, and return how it ended; records go to the store."""
-        from submitit.core.utils import UncompletedJobError
-
         source, began = self.make_source(), time.time()
         display = PlainProgress(self.total, Console(stderr=True))
         held = contextlib.nullcontext() if self.lock is None else Lock(self.lock).hold(wait=True)
@@ -94,12 +93,6 @@ class ArrayTask:
         if self.on_complete is not None:
             self.on_complete()
         return [record.status.value for record in records]
-
-    def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what submitit is to start again: the same task, for its state is on disk."""
-        from submitit.core.utils import DelayedSubmission
-
-        return DelayedSubmission(self, *args, **kwargs)
 
 
 def record_time_limit(job: Job, options: RunOptions, refused: Exception, began: float) -> str:
@@ -120,20 +113,6 @@ def record_time_limit(job: Job, options: RunOptions, refused: Exception, began: 
         return Status.RUNNING.value
 
 
-@dataclass(frozen=True)
-class PlannedArray:
-    """An array before it is submitted."""
-
-    resources: Resources
-    tasks: tuple[tuple[Job, ...], ...]
-    produces: Mapping[str, int]  # shared stages, and the number of the task that computes each
-    waits_for: tuple[str, ...]  # the stages that have to be computed first
-
-    def __str__(self) -> str:
-        runs = sum(len(task) for task in self.tasks)
-        return f"{_counted(runs, 'run')} in {_counted(len(self.tasks), 'task')}"
-
-
 def shared_stage(job: Job) -> str | None:
     """Return the address of the stage that a job asks for first and that others may share."""
     stages = get_method(job.method).stages(job.method_config())
@@ -146,8 +125,9 @@ def plan_arrays(
     stages: Mapping[str, str],
     in_progress: Mapping[str, str],
     largest: int,
-) -> list[PlannedArray]:
-    """Sort jobs into arrays, those that compute shared stages first.
+    name: str,
+) -> tuple[Array, ...]:
+    """Sort jobs into arrays called `name` and a number, those that compute shared stages first.
 
     A stage that several jobs share is computed by one of them. The others are submitted with a
     dependency on its task, so that no GPU waits for another. The dependency is on the end of that
@@ -168,9 +148,9 @@ def plan_arrays(
         waits = stage is not None and producers.get(stage) != job.run_id
         # Those that wait do so by dataset: its stages take about as long as each other.
         kinds.setdefault((resources(job), job.dataset if waits else ""), []).append(job)
-    planned = []
+    planned: list[Array] = []
     for (asked, waiting), members in sorted(kinds.items(), key=lambda kind: bool(kind[0][1])):
-        for tasks in _chunks(_chunks(members, asked.pack), largest):
+        for tasks in chunks(chunks(members, asked.pack), largest):
             needed = {
                 stage: number
                 for number, packed in enumerate(tasks)
@@ -178,8 +158,9 @@ def plan_arrays(
                 if (stage := stages.get(job.run_id)) is not None
             }
             produces, waits_for = ({}, tuple(needed)) if waiting else (needed, ())
-            planned.append(PlannedArray(asked, tasks, produces, waits_for))
-    return planned
+            runs = tuple(tuple(job.run_id for job in task) for task in tasks)
+            planned.append(Array(f"{name}-{len(planned)}", asked, runs, produces, waits_for))
+    return tuple(planned)
 
 
 def submit(
@@ -208,88 +189,33 @@ def submit(
         ]
         if not jobs:
             return None
-        launch = _new_launch(cluster, profile, options, store, log)
+        launch = new_launch(cluster, profile, options, store, log)
         launch.write_jobs(jobs)
         stages, in_progress = _missing_stages(jobs, options), _in_progress(submitted, cluster)
-        largest = max(1, cluster.largest_array)
-        planned = plan_arrays(jobs, profile.resources, stages, in_progress, largest)
-        for number, each in enumerate(planned):
-            runs = tuple(tuple(job.run_id for job in task) for task in each.tasks)
-            array = Array(f"bench-{launch.id}-{number}", each.resources, runs, each.produces)
-            launch = launch.with_array(array)
+        largest, name = max(1, cluster.largest_array), f"bench-{launch.id}"
+        arrays = plan_arrays(jobs, profile.resources, stages, in_progress, largest, name)
+        launch = replace(launch, arrays=arrays)
         launch.write()
-        for array, each in zip(launch.arrays, planned, strict=True):
-            found = {in_progress[stage] for stage in each.waits_for if stage in in_progress}
+        for array in arrays:
+            found = {in_progress[stage] for stage in array.waits_for if stage in in_progress}
             array = replace(array, depends_on=tuple(sorted(found)))
-            place = replace(options, device=each.resources.device)
+            place = replace(options, device=array.resources.device)
             tasks = [
                 ArrayTask(
                     partial(jobs_of_launch, launch.folder, ids), place, len(ids), len(ids), retries
                 )
                 for ids in array.tasks
             ]
-            sent = _send(launch, array, tasks, str(each))
+            sent = send(launch, array, tasks, "run")
             in_progress |= {stage: sent.task(number) for stage, number in sent.produces.items()}
             launch = launch.with_array(sent)
             launch.write()
             waiting = f", after {', '.join(sent.depends_on)}" if sent.depends_on else ""
-            log(f"submitted array {sent.job}: {each}{waiting}")
+            log(f"submitted array {sent.job}: {sent.describe('run')}{waiting}")
     return launch
 
 
-def submit_workers(
-    make_source: Callable[[], JobSource],
-    tuning: Values,
-    job: Job,
-    options: RunOptions,
-    workers: int,
-    cluster: Cluster,
-    profile: Profile,
-    log: Log,
-    *,
-    count_finished: Callable[[Path], int],
-    on_complete: Callable[[], object] | None = None,
-) -> str:
-    """Submit workers of a study until it has as many as that; return SLURM's number of the array.
-
-    Workers that were submitted before and still have as many trials to make are not submitted
-    again; the number is empty if that leaves nothing to do. A worker asks for what `job` asks for,
-    and all draw from the same study, whose folder is the results folder. `tuning` (`method`,
-    `dataset`, `trials` and what else they tune) is kept beside the launch. `count_finished` counts
-    the finished trials of a study's folder; `on_complete` is called in each task after the last.
-    """
-    study, trials = options.results, int(str(tuning["trials"]))
-    with launches_lock(Store(study)).hold(wait=True):
-        known = study_workers(study.parents[1], count_finished, submitting=True)
-        earlier = [found for found in known if found.study.name == study.name]
-        there = sum(found.active for found in earlier if found.trials >= trials)
-        if there:
-            log(f"{there} workers are queued or running on a cluster already")
-        if there >= workers:
-            return ""
-        for found in earlier:
-            if not found.active:  # what they have left to do, the new ones do
-                found.launch.mark_complete()
-        asked = profile.resources(job)
-        launch = _new_launch(cluster, profile, options, Store(study), log)
-        names = [f"worker {number}" for number in range(workers - there)]
-        packed = _chunks(names, asked.pack)
-        array = Array(f"bench-tune-{study.name}-{launch.id}", asked, packed)
-        launch.write_file("tuning.json", tuning)
-        launch.with_array(array).write()
-        place, tasks = replace(options, device=asked.device), []
-        for number, members in enumerate(array.tasks):
-            lock = worker_lock(launch, number)
-            task = ArrayTask(make_source, place, trials, len(members), 0, lock, on_complete)
-            tasks.append(task)
-        told = _counted(len(names), "worker")
-        sent = _send(launch, array, tasks, told)
-        launch.with_array(sent).write()
-    log(f"submitted array {sent.job}: {told} in {_counted(len(tasks), 'task')}")
-    return sent.job
-
-
-def _new_launch(
+def new_launch(
     cluster: Cluster, profile: Profile, options: RunOptions, store: Store, log: Log
 ) -> Launch:
     """Return a launch with its folder and its copy of the code; nothing of it is submitted yet."""
@@ -362,11 +288,8 @@ def _in_progress(submitted: Mapping[str, SubmittedRun], cluster: Cluster) -> dic
     }
 
 
-def _send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], what: str) -> Array:
-    """Submit the tasks of an array; `what` names them in case SLURM refuses."""
-    import submitit
-    from submitit.core.utils import FailedJobError
-
+def send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], noun: str) -> Array:
+    """Submit the tasks of an array; the noun names what is in them in case SLURM refuses."""
     folder, requeues = launch.folder / "tasks", array.resources.requeues
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=requeues)
     executor.update_parameters(**submitit_parameters(array, launch.code))
@@ -375,7 +298,7 @@ def _send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], what: str) -
             sent = [executor.submit(task) for task in tasks]
     except (FailedJobError, subprocess.CalledProcessError) as refused:
         raise UsageError(
-            f"SLURM refused {what}: {refused}",
+            f"SLURM refused {array.describe(noun)}: {refused}",
             f"correct {launch.profile}; what was submitted before stays so, the rest is missing",
         ) from refused
     return replace(array, job=str(sent[0].job_id).split("_")[0])
@@ -413,9 +336,6 @@ def submitit_parameters(array: Array, code: str) -> dict[str, object]:
     }
 
 
-def _chunks(items: Sequence[Item], size: int) -> tuple[tuple[Item, ...], ...]:
+def chunks(items: Sequence[Item], size: int) -> tuple[tuple[Item, ...], ...]:
+    """Divide items into tuples of at most that size."""
     return tuple(tuple(items[start : start + size]) for start in range(0, len(items), size))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

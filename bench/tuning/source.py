@@ -14,19 +14,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.api import expand_on_disk, log_to_stderr, setting_text
+import torch
+
+from bench.api import expand_on_disk, setting_text
 from bench.evaluation import granted_metrics
-from bench.job import FIRST_DEVELOPMENT_SEED, Job, Request, expand
-from bench.launch import prepare, slurm
+from bench.job import FIRST_DEVELOPMENT_SEED, Job, Request, expand, identity_changes
+from bench.launch import prepare
 from bench.launch.pool import run_pool
-from bench.launch.profile import Profile
 from bench.launch.progress import progress_display
-from bench.launch.scheduler import require_cluster
 from bench.process import available_cores
 from bench.record import Metrics, Record, Selection, Status
 from bench.runner import RunOptions
 from bench.tuning import TRIALS
-from bench.tuning.study import Study, count_finished
+from bench.tuning.study import Study
 from bench.tuning.summary import Summary, finish_study
 from datasets.base import Facts, outline_task
 from datasets.catalogue import get_dataset
@@ -103,8 +103,6 @@ class Tuning:
 
     def options(self, *, isolate: bool = True) -> RunOptions:
         """Return where and how trials run."""
-        import torch
-
         return RunOptions(
             data_root=self.data_root.resolve(),
             results=self.folder.resolve(),
@@ -324,17 +322,9 @@ def reason_to_prune(
 
 def drawn_overrides(method: Method, dataset: str, config: Any) -> dict[str, str]:
     """Return a configuration as what it changes of the paper's preset."""
-    return _changed(as_plain(preset_config(method, dataset)), as_plain(config), f"{method.name}.")
-
-
-def _changed(before: Any, after: Values, prefix: str) -> dict[str, str]:
-    changed: dict[str, str] = {}
-    for name, value in after.items():
-        if isinstance(value, dict):
-            changed |= _changed(before.get(name) or {}, value, f"{prefix}{name}.")
-        elif value != before.get(name):
-            changed[f"{prefix}{name}"] = setting_text(value)
-    return changed
+    preset = as_plain(preset_config(method, dataset))
+    changes = identity_changes(preset, as_plain(config), f"{method.name}.")
+    return {key: setting_text(drawn) for key, (_, drawn) in changes.items()}
 
 
 def tune(tuning: Tuning, *, workers: int = 1, log: Log, isolate: bool | None = None) -> Summary:
@@ -343,7 +333,7 @@ def tune(tuning: Tuning, *, workers: int = 1, log: Log, isolate: bool | None = N
     One worker makes the same trials every time. Fits run in processes of their own by default,
     unless the method was defined in the program itself, which no other process can import.
     """
-    missing = _missing_trials(tuning, workers, log)
+    missing = missing_trials(tuning, workers, log)
     if missing > 0:
         if isolate is None:
             isolate = type(get_method(tuning.method)).__module__ != "__main__"
@@ -353,33 +343,7 @@ def tune(tuning: Tuning, *, workers: int = 1, log: Log, isolate: bool | None = N
     return finish_study(tuning)
 
 
-def submit(tuning: Tuning, *, workers: int = 1, profile: Profile, log: Log) -> bool:
-    """Submit workers to a cluster for the trials that a study lacks; return whether it lacks any.
-
-    All workers share the study's journal. The preset is written when the last trial ends.
-    """
-    cluster = require_cluster()
-    missing = _missing_trials(tuning, workers, log)
-    if missing <= 0:
-        return False
-    # Tasks start in another folder.
-    tuning = replace(tuning, data_root=tuning.data_root.resolve(), results=tuning.results.resolve())
-    slurm.submit_workers(
-        make_source=partial(StudySource, tuning, log_to_stderr),
-        tuning={k: str(v) if isinstance(v, Path) else v for k, v in asdict(tuning).items()},
-        job=tuning.base_job,
-        options=tuning.options(),
-        workers=min(workers, missing),
-        cluster=cluster,
-        profile=profile,
-        log=log,
-        count_finished=count_finished,
-        on_complete=partial(finish_study, tuning),  # every task writes the same
-    )
-    return True
-
-
-def _missing_trials(tuning: Tuning, workers: int, log: Log) -> int:
+def missing_trials(tuning: Tuning, workers: int, log: Log) -> int:
     """Check and prepare what trials need, and return how many the study lacks."""
     if workers < 1:
         raise UsageError(f"--workers must be at least 1 but got {workers}", "e.g. --workers 2")

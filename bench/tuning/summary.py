@@ -55,13 +55,10 @@ class Budget:
     cpu_seconds: float
 
     def describe(self) -> str:
-        """Return in a few words how many trials there were, and how many were cut short."""
+        """Return in a few words how many trials there were, and what they took."""
         pruned = f"{self.pruned} pruned" if self.pruning else "no pruning"
-        return f"{self.trials} trials of which {self.warm_up} random, {pruned}"
-
-    def describe_cost(self) -> str:
-        """Return in a few words what they took."""
-        return f"{self.image_passes:.3g} image passes, {self.seconds / 60:.1f} minutes"
+        trials = f"{self.trials} trials of which {self.warm_up} random, {pruned}"
+        return f"{trials}, {self.image_passes:.3g} image passes, {self.seconds / 60:.1f} minutes"
 
 
 @dataclass(frozen=True)
@@ -207,7 +204,7 @@ def _write_preset(tuning: Tuning, summary: Summary) -> Path:
     config = replace(tuning, quick=False).job(best.overrides).config.method
     study = (
         f"study {tuning.name}, trial {best.number}: {summary.objective} {best.value:.4f}, "
-        f"seed {summary.seed}, {budget.describe()}, {budget.describe_cost()}"
+        f"seed {summary.seed}, {budget.describe()}"
     )
     given = read_presets(tuning.dataset).get(tuning.method, {})
     own = {key.partition(".")[2]: study for key in best.overrides} | {

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launch_fakes import FakeSlurm, Notes
+from launch_fakes import FakeSlurm, Notes, Sent
 
 from bench.job import Job, Request, expand
 from bench.launch import scheduler
+from bench.launch import slurm as slurm_module
+from bench.launch.queue import Array, Launch, read_launch
+from bench.launch.slurm import ArrayTask
 from bench.store import Store
 
 
@@ -18,6 +23,25 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm()
     monkeypatch.setattr(scheduler, "_ask", fake.ask)
     return fake
+
+
+@pytest.fixture
+def sent(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sent:
+    """What was handed to submitit, which is not called; SLURM then has it in its queue."""
+    arrays: Sent = []
+
+    def send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], noun: str) -> Array:
+        known = {each.name: each for each in read_launch(launch.folder).arrays}
+        assert known[array.name].tasks == array.tasks, "what is sent is on disk before"
+        assert known[array.name].job == ""
+        arrays.append((launch, array, tasks))
+        number = str(6 + len(arrays))
+        slurm.says(*("PENDING" for _ in array.tasks), array=array.name, job=number)
+        return replace(array, job=number)
+
+    monkeypatch.setattr(slurm_module, "send", send)
+    monkeypatch.setattr(slurm_module, "take_snapshot", lambda target: tmp_path / "code")
+    return arrays
 
 
 @pytest.fixture

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.job import Job
-from bench.launch.profile import Resources
+from bench.launch.profile import Profile, Resources
 from bench.launch.queue import Array, Launch
+from bench.launch.slurm import ArrayTask
 from bench.provenance import GitState
 from bench.record import Record
 from bench.store import Store
 from datasets.config import Values
 
+PROFILE = Profile("dev.toml", {"pack": 2})
 STUDY_ARRAY = "bench-tune-x"
 TUNING = {"method": "jtt", "dataset": "umnist", "trials": 4, "overrides": {"jtt.lr": "0.1"}}
+
+Sent = list[tuple[Launch, Array, Sequence[ArrayTask]]]
+"""What was handed to submitit."""
 
 
 class Notes:

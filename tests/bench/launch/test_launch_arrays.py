@@ -9,7 +9,7 @@ import pytest
 from bench.job import NO_DATA, Job, Request, expand
 from bench.launch.profile import Resources, read_profile
 from bench.launch.queue import Array
-from bench.launch.slurm import PlannedArray, plan_arrays, shared_stage, submitit_parameters
+from bench.launch.slurm import plan_arrays, shared_stage, submitit_parameters
 from bench.resources import profiles_folder
 from datasets.errors import UsageError
 
@@ -32,13 +32,13 @@ def erm_of(jobs: list[Job]) -> dict[str, str]:
     return needs
 
 
-def names(planned: PlannedArray) -> list[list[str]]:
-    return [[job.run_id.rsplit("-", 1)[0] for job in task] for task in planned.tasks]
+def names(planned: Array) -> list[list[str]]:
+    return [[run_id.rsplit("-", 1)[0] for run_id in task] for task in planned.tasks]
 
 
 def test_one_job_computes_a_stage_and_the_others_wait_for_it() -> None:
     jobs = jobs_of("dfr,erm,jtt", "cmnist", 2)
-    producing, waiting = plan_arrays(jobs, same, erm_of(jobs), {}, 100)
+    producing, waiting = plan_arrays(jobs, same, erm_of(jobs), {}, 100, "x")
     # ERM is nothing but the stage, so it computes it, although DFR comes first in the grid.
     assert names(producing) == [
         ["erm-cmnist-s0"],
@@ -54,7 +54,8 @@ def test_one_job_computes_a_stage_and_the_others_wait_for_it() -> None:
     assert names(waiting) == [["dfr-cmnist-s0"], ["dfr-cmnist-s1"]]
     assert waiting.waits_for == ("erm-cmnist0", "erm-cmnist1")
     assert waiting.produces == {}
-    assert (str(producing), str(waiting)) == ("4 runs in 4 tasks", "2 runs in 2 tasks")
+    assert (producing.name, waiting.name) == ("x-0", "x-1")
+    assert producing.describe("run") == "4 runs in 4 tasks"
 
 
 def test_methods_that_ask_for_the_same_stage_have_the_same_address() -> None:
@@ -68,10 +69,10 @@ def test_methods_that_ask_for_the_same_stage_have_the_same_address() -> None:
 
 def test_what_is_on_disk_or_being_computed_needs_no_producer() -> None:
     jobs = jobs_of("dfr", "cmnist", 2)
-    (free,) = plan_arrays(jobs, same, {}, {}, 100)
+    (free,) = plan_arrays(jobs, same, {}, {}, 100, "x")
     assert free.waits_for == () and len(free.tasks) == 2
     (waiting,) = plan_arrays(
-        jobs, same, erm_of(jobs), {"erm-cmnist0": "7_1", "erm-cmnist1": "7_2"}, 100
+        jobs, same, erm_of(jobs), {"erm-cmnist0": "7_1", "erm-cmnist1": "7_2"}, 100, "x"
     )
     assert waiting.waits_for == ("erm-cmnist0", "erm-cmnist1")
 
@@ -79,12 +80,11 @@ def test_what_is_on_disk_or_being_computed_needs_no_producer() -> None:
 def test_resource_classes_packs_and_the_largest_array() -> None:
     jobs = jobs_of("jtt", "umnist,cmnist", 5)
     packs = {"umnist": Resources(pack=2), "cmnist": Resources(cpus=3)}
-    planned = plan_arrays(jobs, lambda job: packs[job.dataset], {}, {}, 2)
+    planned = plan_arrays(jobs, lambda job: packs[job.dataset], {}, {}, 2, "x")
     sizes = [(each.resources.cpus, [len(task) for task in each.tasks]) for each in planned]
     assert sizes == [(1, [2, 2]), (1, [1]), (3, [1, 1]), (3, [1, 1]), (3, [1])]
-    assert sorted(job.run_id for each in planned for task in each.tasks for job in task) == sorted(
-        job.run_id for job in jobs
-    )
+    found = [run_id for each in planned for task in each.tasks for run_id in task]
+    assert sorted(found) == sorted(job.run_id for job in jobs)
 
 
 def test_what_sbatch_is_asked_for() -> None:

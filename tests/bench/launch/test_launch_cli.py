@@ -27,7 +27,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every study have one finished trial; there is no journal here."""
-    monkeypatch.setattr("bench.tuning.study.count_finished", lambda folder: 1)
+    monkeypatch.setattr("bench.tuning.workers.count_finished", lambda folder: 1)
 
 
 def test_status_counts_what_a_cluster_has(

@@ -6,13 +6,13 @@ import json
 import os
 import pickle
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from launch_fakes import FakeSlurm
+from launch_fakes import PROFILE, FakeSlurm, Sent
 from submitit.core.utils import UncompletedJobError
 
 from bench import provenance
@@ -22,15 +22,12 @@ from bench.launch.pool import FixedJobs, JobSource
 from bench.launch.profile import Profile
 from bench.launch.queue import (
     Array,
-    Launch,
     open_launches,
     read_launch,
-    study_workers,
     submitted_runs,
-    worker_lock,
 )
 from bench.launch.scheduler import Cluster
-from bench.launch.slurm import ArrayTask, shared_stage, submit, submit_workers, take_snapshot
+from bench.launch.slurm import ArrayTask, shared_stage, submit, take_snapshot
 from bench.provenance import SUBMITTED, GitState, git_state
 from bench.record import Record, Status, failed_record, new_record
 from bench.runner import RunOptions
@@ -39,7 +36,6 @@ from datasets.errors import UsageError
 from datasets.lock import Lock
 
 CLUSTER = Cluster("dev", 1001)
-PROFILE = Profile("dev.toml", {"pack": 2})
 
 
 def git(tree: Path, *words: str) -> str:
@@ -106,28 +102,6 @@ def test_an_installed_package_has_no_tree_to_copy(
     use_root(tmp_path / "site", monkeypatch)
     assert take_snapshot(tmp_path / "code") is None
     assert not (tmp_path / "code").exists()
-
-
-Sent = list[tuple[Launch, Array, Sequence[ArrayTask]]]
-
-
-@pytest.fixture
-def sent(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sent:
-    """What was handed to submitit, which is not called; SLURM then has it in its queue."""
-    arrays: Sent = []
-
-    def send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], what: str) -> Array:
-        known = {each.name: each for each in read_launch(launch.folder).arrays}
-        assert known[array.name].tasks == array.tasks, "what is sent is on disk before"
-        assert known[array.name].job == ""
-        arrays.append((launch, array, tasks))
-        number = str(6 + len(arrays))
-        slurm.says(*("PENDING" for _ in array.tasks), array=array.name, job=number)
-        return replace(array, job=number)
-
-    monkeypatch.setattr(slurm_module, "_send", send)
-    monkeypatch.setattr(slurm_module, "take_snapshot", lambda target: tmp_path / "code")
-    return arrays
 
 
 def grid(root: Path, methods: str = "erm,dfr", seeds: int = 2) -> list[Job]:
@@ -198,7 +172,7 @@ def test_what_slurm_refuses_is_not_taken_for_submitted(
     def refuse(*_: Any) -> Array:
         raise UsageError("SLURM refused 2 runs")
 
-    monkeypatch.setattr(slurm_module, "_send", refuse)
+    monkeypatch.setattr(slurm_module, "send", refuse)
     monkeypatch.setattr(slurm_module, "take_snapshot", lambda target: None)
     jobs, told = grid(digits_root, "erm"), list[str]()
     with pytest.raises(UsageError, match="refused"):
@@ -213,45 +187,6 @@ class NoTrials(FixedJobs):
 
     def __init__(self) -> None:
         super().__init__([])
-
-
-def test_workers_of_a_study_are_submitted_until_there_are_enough(
-    digits_root: Path, tmp_path: Path, sent: Sent, slurm: FakeSlurm
-) -> None:
-    study, told = tmp_path / "studies" / "erm-cmnist", list[str]()
-    options = RunOptions(digits_root, study, steered=True)
-    (job,) = grid(digits_root, "erm", 1)
-
-    def submit_some(workers: int, trials: int = 4) -> str:
-        tuning = {"method": "erm", "dataset": "cmnist", "trials": trials}
-        return submit_workers(
-            NoTrials,
-            tuning,
-            job,
-            options,
-            workers,
-            CLUSTER,
-            PROFILE,
-            told.append,
-            count_finished=lambda folder: 1,
-        )
-
-    assert submit_some(3) == "7"
-    assert told == ["submitted array 7: 3 workers in 2 tasks"]
-    launch, array, tasks = sent[0]
-    assert array.tasks == (("worker 0", "worker 1"), ("worker 2",))
-    assert [(task.workers, task.total) for task in tasks] == [(2, 4), (1, 4)]
-    assert [task.lock for task in tasks] == [worker_lock(launch, 0), worker_lock(launch, 1)]
-    assert tasks[0].options == options
-    (found,) = study_workers(tmp_path, lambda folder: 1)
-    assert (found.queued, found.running, found.trials) == (3, 0, 4)
-    assert submit_some(3) == ""
-    assert told[-1] == "3 workers are queued or running on a cluster already"
-    # Workers that are to make fewer trials do not count; nor do those that are gone.
-    assert submit_some(2, trials=9) == "8"
-    slurm.tasks.clear()
-    assert submit_some(1) == "9"
-    assert (launch.folder / "ended").exists()
 
 
 def interrupted(store: Store, job: Job) -> Any:
@@ -336,7 +271,7 @@ def test_a_task_takes_the_jobs_that_its_launch_kept(
         ran.append(job)
         return new_record(job, Status.DONE)
 
-    monkeypatch.setattr("bench.runner.run_job", run_job)
+    monkeypatch.setattr("bench.launch.pool.run_job", run_job)
     submit(jobs, options, CLUSTER, PROFILE, 0, print)
     first, second = sent[0][2]
     assert second() == ["done"] and ran == jobs[2:]

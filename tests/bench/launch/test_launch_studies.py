@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_fakes import STUDY_ARRAY, FakeSlurm, launch_of_workers
+from launch_fakes import PROFILE, STUDY_ARRAY, FakeSlurm, Sent, launch_of_workers
 
-from bench.launch import queue
-from bench.launch.queue import StudyWorkers, launches_lock, study_workers, worker_lock
+from bench.launch.queue import launches_lock
 from bench.store import Store
+from bench.tuning import workers
+from bench.tuning.source import Tuning
+from bench.tuning.workers import StudyWorkers, study_workers, submit, worker_lock
+from datasets.files import read_checked
 from datasets.lock import Lock
 
 
-def finished(number: int) -> Callable[[Path], int]:
-    """Make every study have so many finished trials."""
-    return lambda folder: number
-
-
 def found_in(results: Path, number: int = 1, **how: Any) -> list[StudyWorkers]:
-    return study_workers(results, finished(number), **how)
+    """Find the workers, if every study has so many finished trials."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "count_finished", lambda folder: number)
+        return study_workers(results, **how)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_workers_that_are_sent_while_we_look_are_not_forgotten(
 ) -> None:
     launch = launch_of_workers(tmp_path, job="")
     slurm.says(None, None, array=STUDY_ARRAY)
-    look = queue._workers_of
+    look = workers._workers_of
 
     def sent_meanwhile(*seen: Any, **how: Any) -> StudyWorkers:
         found = look(*seen, **how)
         launch.with_array(replace(launch.arrays[0], job="7")).write()
         return found
 
-    monkeypatch.setattr(queue, "_workers_of", sent_meanwhile)
+    monkeypatch.setattr(workers, "_workers_of", sent_meanwhile)
     assert len(found_in(tmp_path)) == 1
     assert not (launch.folder / "ended").exists()
 
@@ -115,3 +115,34 @@ def test_workers_of_a_damaged_launch_are_named_once(
     assert found_in(tmp_path) == []
     assert "launch x is damaged" in capsys.readouterr().err
     assert found_in(tmp_path) == [] and capsys.readouterr().err == ""
+
+
+def test_workers_are_submitted_until_there_are_enough(
+    digits_root: Path, tmp_path: Path, sent: Sent, slurm: FakeSlurm
+) -> None:
+    tuning, told = Tuning("erm", "cmnist", digits_root, tmp_path, prune=True), list[str]()
+
+    def submit_some(number: int, trials: int = 4) -> None:
+        asked = replace(tuning, trials=trials)
+        assert submit(asked, workers=number, profile=PROFILE, log=told.append)
+
+    submit_some(3)
+    assert told[-1] == "submitted array 7: 3 workers in 2 tasks"
+    launch, array, tasks = sent[0]
+    assert array.tasks == (("worker 0", "worker 1"), ("worker 2",))
+    assert [(task.workers, task.total) for task in tasks] == [(2, 4), (1, 4)]
+    assert [task.lock for task in tasks] == [worker_lock(launch, 0), worker_lock(launch, 1)]
+    assert tasks[0].options == replace(tuning.options(), device="cpu")
+    assert tasks[0].options.steered
+    assert read_checked(launch.folder / "tuning.json")["trials"] == 4
+    (found,) = study_workers(tmp_path)
+    assert (found.queued, found.running, found.trials) == (3, 0, 4)
+    submit_some(3)
+    assert told[-1] == "3 workers are queued or running on a cluster already"
+    # Workers that are to make fewer trials do not count; nor do those that are gone.
+    submit_some(2, trials=9)
+    assert len(sent) == 2
+    slurm.tasks.clear()
+    submit_some(1)
+    assert len(sent) == 3
+    assert (launch.folder / "ended").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,9 @@ import pytest
 from bench.job import Job
 from bench.launch.pool import JobSource
 from bench.launch.profile import Profile
+from bench.launch.queue import Array, Launch
 from bench.launch.scheduler import Cluster
+from bench.launch.slurm import ArrayTask
 from bench.process import WorkerDied
 from bench.record import (
     Cost,
@@ -26,9 +27,11 @@ from bench.record import (
     failed_record,
     new_record,
 )
-from bench.tuning.source import MAX_WORKER_DEATHS, StudySource, Tuning, submit
+from bench.tuning.source import MAX_WORKER_DEATHS, StudySource, Tuning
 from bench.tuning.study import MAX_FAILURES, StudyFailing
+from bench.tuning.workers import submit
 from datasets.errors import BenchError
+from datasets.files import read_checked
 from methods.base import get_method
 from methods.presets import preset_config
 from methods.training import NonFiniteLoss
@@ -222,10 +225,16 @@ def test_a_defect_of_a_search_space_is_not_hidden(
 def test_what_is_submitted_can_be_sent_and_ends_in_a_preset(
     finished: bool, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: dict[str, Any] = {}
-    cluster, profile = Cluster("here", 100), Profile("toy.toml", {})
-    monkeypatch.setattr("bench.tuning.source.require_cluster", lambda: cluster)
-    monkeypatch.setattr("bench.launch.slurm.submit_workers", lambda **words: sent.update(words))
+    sent: list[tuple[Launch, ArrayTask]] = []
+
+    def send(launch: Launch, array: Array, tasks: list[ArrayTask], noun: str) -> Array:
+        sent.extend((launch, task) for task in tasks)
+        return array
+
+    cluster, profile = Cluster("here", 100), Profile("toy.toml", {"pack": 9})
+    monkeypatch.setattr("bench.tuning.workers.require_cluster", lambda: cluster)
+    monkeypatch.setattr("bench.launch.slurm.send", send)
+    monkeypatch.setattr("bench.launch.slurm.take_snapshot", lambda target: None)
     monkeypatch.chdir(tuning.results)
     tuning = replace(tuning, results=Path("here"))
     if finished:
@@ -233,19 +242,22 @@ def test_what_is_submitted_can_be_sent_and_ends_in_a_preset(
             drain(source)
     lines: list[str] = []
     assert submit(tuning, workers=8, profile=profile, log=lines.append) is not finished
-    assert lines == [f"study {tuning.name}: {3 * finished} of 3 trials finished"]
+    assert lines[0] == f"study {tuning.name}: {3 * finished} of 3 trials finished"
     if finished:
         assert not sent
         return
-    assert (sent["workers"], sent["cluster"], sent["profile"]) == (3, cluster, profile)
-    assert json.loads(json.dumps(sent["tuning"]))["trials"] == 3
-    assert sent["options"].results == tuning.folder.absolute() and not sent["options"].steered
-    make_source, on_complete = pickle.loads(
-        pickle.dumps((sent["make_source"], sent["on_complete"]))
-    )
+    ((launch, task),) = sent
+    assert (task.workers, launch.cluster, launch.profile) == (3, "here", "toy.toml")
+    kept = read_checked(launch.folder / "tuning.json")
+    assert (kept["trials"], kept["results"]) == (3, str(tuning.results.absolute()))
+    assert task.options.results == tuning.folder.absolute() and not task.options.steered
+    again: ArrayTask = pickle.loads(pickle.dumps(task))
     monkeypatch.chdir("/")
-    with make_source() as source:
+    source = again.make_source()
+    assert isinstance(source, StudySource)
+    with source:
         assert len(drain(source)) == 3
-    on_complete()
-    preset = Path(sent["tuning"]["results"]) / "presets" / f"{source.tuning.name}.toml"
+    assert again.on_complete is not None
+    again.on_complete()
+    preset = Path(kept["results"]) / "presets" / f"{source.tuning.name}.toml"
     assert "study erm-umnist-standin-quick, trial 2: val_avg 82.0000" in preset.read_text()
