@@ -156,16 +156,12 @@ class Store:
 
     def records(self) -> Iterator[Record]:
         """Read every record that can be read."""
-        for found in self.read_all():
-            if isinstance(found, Record):
-                yield found
+        return (found for found in self.read_all() if isinstance(found, Record))
 
     def read_all(self) -> Iterator[Record | Unreadable]:
         """Read every record, the damaged ones included."""
-        for run_id in self.run_ids():
-            found = self.read(run_id)
-            if found is not None:
-                yield found
+        found = (self.read(run_id) for run_id in self.run_ids())
+        return (one for one in found if one is not None)
 
     def status_of(self, run_id: str) -> RunStatus:
         """Return a run's status, with its record if it has one."""
