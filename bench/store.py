@@ -14,7 +14,7 @@ import contextlib
 import os
 import shlex
 import shutil
-import uuid
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,9 +93,8 @@ class Store:
         with storage_errors(self.root):
             for folder in (self.runs, self.stages, self.work):
                 folder.mkdir(parents=True, exist_ok=True)
-            probe = self.work / f".probe-{uuid.uuid4().hex[:8]}"
-            probe.write_text("writable")
-            probe.unlink()
+            with tempfile.TemporaryFile(dir=self.work) as probe:
+                probe.write(b"writable")
             self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:

@@ -143,7 +143,8 @@ def test_the_library_notices_it_too(tmp_path: Path) -> None:
 def test_a_package_installed_over_ours_is_named(tmp_path: Path) -> None:
     """Where both were installed into one folder, the later one has replaced files."""
     (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "__init__.py").write_text((HOUSE / "bench" / "__init__.py").read_text())
+    for name in ("__init__.py", "numerics.py"):
+        (tmp_path / "bench" / name).write_text((HOUSE / "bench" / name).read_text())
     package = foreign_package(tmp_path)
     check = "import bench; bench.check_datasets_package()"
     told = python("-c", check, path=tmp_path, cwd=tmp_path)
