@@ -33,6 +33,7 @@ from bench.resources import PUBLISHED_TABLE, published_folder
 from bench.runner import RunOptions, run_job
 from bench.store import MODEL, RunStatus, Store
 from datasets.catalogue import get_dataset, load_datasets
+from datasets.config import coerce
 from datasets.errors import BenchError, DataMissing, UsageError
 from datasets.fetch import Log, default_data_root, get_command
 from datasets.files import Damaged, atomic_file
@@ -257,19 +258,19 @@ def expand_on_disk(
     if skipped and explicit:
         looked = f"not on disk: {', '.join(missing)} (looked in {root})"
         raise DataMissing(looked, _commands(skipped))
-    present = [name for name in request.datasets if name not in missing]
-    for name in list(present):
+    jobs = [job for job in jobs if job.dataset not in missing]
+    for name in dict.fromkeys(job.dataset for job in jobs):
         try:
             require_weights((job for job in jobs if job.dataset == name), root)
         except DataMissing:
             if explicit:
                 raise
-            present.remove(name)
+            jobs = [job for job in jobs if job.dataset != name]
             command = get_command("weights", root)
             skipped.append(Skipped(name, command, "ImageNet weights not on disk for"))
-    if not present:
+    if not jobs:
         raise DataMissing("there is nothing to run: no dataset is on disk", _commands(skipped))
-    return [job for job in jobs if job.dataset in present], skipped
+    return jobs, skipped
 
 
 def _after_fetching(missing: list[str], root: Path, explicit: bool, log: Log) -> list[str]:
@@ -395,16 +396,13 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, before anything is fetched."""
-        if self.rerun not in RERUN:
-            raise UsageError(f"--rerun must be one of {', '.join(RERUN)} but got '{self.rerun}'")
+        coerce(self.rerun, Rerun, "--rerun")
+        coerce(self.resume, Resume, "--resume")
         if self.workers is not None and self.workers < 1:
             few = f"--workers must be at least 1 but got {self.workers}"
             raise UsageError(few, "e.g. --workers 2")
         if self.audit is not None:
             parse_interval(self.audit)
-        if self.resume not in get_args(Resume):
-            known = " or ".join(get_args(Resume))
-            raise UsageError(f"--resume must be {known} but got '{self.resume}'")
         if self.retries < 0:
             raise UsageError(f"--retries cannot be negative but got {self.retries}")
         if self.cluster is None:

@@ -27,7 +27,6 @@ from methods.prediction import EvalImages, predict_with
 AUDITED = ("wga", "avg", "worst_class", "auroc")
 """What is kept of every epoch, with the dataset's own robust metric beside it."""
 
-
 EVERY_FOR_PHOTOS = 5
 """Epochs from one look to the next where the images are photos, whose test pass costs the most."""
 

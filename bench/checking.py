@@ -556,36 +556,33 @@ def make_again(checker: Checker, count: int, seed: int, log: Log) -> list[Recomp
     }
     picked = random.Random(seed).sample(sorted(done), min(count, len(done)))
     log(f"--pick-seed {seed} picks {', '.join(picked)}")
-    jobs, found = [], []
+    jobs: dict[str, Job] = {}
     for run_id in picked:
         folder, record = done[run_id]
         request = _request(record.job, checker.data_root, folder)
-        (fresh,), _ = expand_on_disk(request, explicit=True, log=log)
-        if fresh.run_id == run_id:
-            jobs.append(fresh)
-        else:
-            other = (
-                f"cannot be made again: with the data in {checker.data_root} it is {fresh.run_id}"
-            )
-            found.append(Recomputed(run_id, "none", (other,)))
+        (jobs[run_id],), _ = expand_on_disk(request, explicit=True, log=log)
+    found = []
     with tempfile.TemporaryDirectory() as temporary:
         store = Store(Path(temporary))
-        grid = run_jobs(jobs, checker.data_root, store, LaunchOptions(), log=log) if jobs else None
-        for job in jobs:
-            assert grid is not None
-            again, (folder, record) = grid.statuses[job.run_id], done[job.run_id]
-            if again.record is None or not again.record.done:
-                failed = f"failed when it was made again: {again.reason}"
-                found.append(Recomputed(job.run_id, "none", (failed,)))
-                continue
-            changed = differences(folder, store.runs / job.run_id)
-            elsewhere = other_conditions(record, again.record)
-            comparison = "bit by bit"
-            if changed and elsewhere:
-                comparison = f"within a tolerance ({TOLERANCE}), since it was made with {elsewhere}"
-                changed = beyond_tolerance(record, again.record, checker.records.values())
-            texts = (f"made again, {text}" for text in changed)
-            found.append(Recomputed(job.run_id, comparison, tuple(texts)))
+        same = [job for run_id, job in jobs.items() if job.run_id == run_id]
+        grid = run_jobs(same, checker.data_root, store, LaunchOptions(), log=log)
+        for run_id, job in jobs.items():
+            (folder, record), again = done[run_id], grid.statuses.get(run_id)
+            comparison = "none"
+            if again is None:
+                where = f"with the data in {checker.data_root} it is {job.run_id}"
+                wrong = [f"cannot be made again: {where}"]
+            elif again.record is None or not again.record.done:
+                wrong = [f"failed when it was made again: {again.reason}"]
+            else:
+                comparison, elsewhere = "bit by bit", other_conditions(record, again.record)
+                changed = differences(folder, store.runs / run_id)
+                if changed and elsewhere:
+                    why = f"since it was made with {elsewhere}"
+                    comparison = f"within a tolerance ({TOLERANCE}), {why}"
+                    changed = beyond_tolerance(record, again.record, checker.records.values())
+                wrong = [f"made again, {text}" for text in changed]
+            found.append(Recomputed(run_id, comparison, tuple(wrong)))
     return found
 
 

@@ -105,17 +105,13 @@ def stage_address(job: Job, stage: Stage) -> str:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What every part of one run has in common.
+    """What every part of one run has in common; what is not explained here is in `RunOptions`.
 
     Attributes:
         scope: what, besides its own configuration, a stage's result depends on.
         supervision: what the run may see; a stage may not need more.
         pixel_digest: of a sample of the images of train and val.
-        not_before: stages written before this time are computed again.
         code: digest of the code at work; a checkpoint of other code is not taken up.
-        resume_anyway: whether it is taken up all the same.
-        audit_every: epochs from one look of the audit to the next; infinitely many is the last
-            epoch alone.
     """
 
     run_id: str

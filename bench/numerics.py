@@ -18,7 +18,8 @@ CHOICES = ("pinned", "native")
 VARIABLE = "BENCH_NUMERICS"
 PINNED = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
 
-_found = {name: os.environ.get(name) for name in PINNED}
+# What the user set; where it is our value, a process that had pinned it may have left it.
+_chosen = {n: v for n in PINNED if (v := os.environ.get(n)) not in (None, PINNED[n])}
 _at_torch_import: dict[str, str] | None = None
 """The settings as they were when torch was found imported: later ones may have no effect."""
 
@@ -29,16 +30,9 @@ def apply(choice: str) -> None:
     if "torch" in sys.modules and _at_torch_import is None:
         _at_torch_import = _settings()
     os.environ[VARIABLE] = choice
-    for name, value in PINNED.items():
-        before = _found[name]
-        # Inherited from a process that had pinned them: no choice of the user's.
-        before = None if before == value else before
-        if choice != "native" and _has_avx2():
-            os.environ[name] = value
-        elif before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
+    for name in PINNED:
+        os.environ.pop(name, None)
+    os.environ.update(PINNED if choice != "native" and _has_avx2() else _chosen)
 
 
 def in_effect() -> dict[str, str]:

@@ -14,7 +14,7 @@ import contextlib
 import os
 import shlex
 import shutil
-import uuid
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,9 +93,8 @@ class Store:
         with storage_errors(self.root):
             for folder in (self.runs, self.stages, self.work):
                 folder.mkdir(parents=True, exist_ok=True)
-            probe = self.work / f".probe-{uuid.uuid4().hex[:8]}"
-            probe.write_text("writable")
-            probe.unlink()
+            with tempfile.TemporaryFile(dir=self.work) as probe:
+                probe.write(b"writable")
             self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
@@ -156,16 +155,12 @@ class Store:
 
     def records(self) -> Iterator[Record]:
         """Read every record that can be read."""
-        for found in self.read_all():
-            if isinstance(found, Record):
-                yield found
+        return (found for found in self.read_all() if isinstance(found, Record))
 
     def read_all(self) -> Iterator[Record | Unreadable]:
         """Read every record, the damaged ones included."""
-        for run_id in self.run_ids():
-            found = self.read(run_id)
-            if found is not None:
-                yield found
+        found = (self.read(run_id) for run_id in self.run_ids())
+        return (one for one in found if one is not None)
 
     def status_of(self, run_id: str) -> RunStatus:
         """Return a run's status, with its record if it has one."""

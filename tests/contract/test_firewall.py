@@ -75,6 +75,17 @@ class Hoarder(Cheat):
         return FittedClassifier(model, details={"hoarder": {"batches": sorted(shapes)}})
 
 
+class Watcher(Cheat):
+    """Watches its network by a hook that is local to the fit, and takes it away at the end."""
+
+    def fit(self, task: Task, config: ErmConfig, ctx: Context) -> Fitted:
+        model, shown = build_classifier(task, ctx, "erm"), []
+        watched = model.register_forward_hook(lambda module, images, out: shown.append(len(out)))
+        Training(model, task, config, ctx).run()
+        watched.remove()
+        return FittedClassifier(model, details={"watcher": {"batches": sorted(set(shown))}})
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     root = tmp_path_factory.mktemp("standins")
@@ -129,6 +140,13 @@ def test_network_that_keeps_what_it_is_shown(run_cheat: Any, runs: Runs) -> None
     assert record.done, record.failure
     sizes = record.details["hoarder"]["batches"]
     assert sizes and 100 not in sizes, "100 is the size of the test split"
+
+
+def test_hooks_stay_in_the_fit(run_cheat: Any, runs: Runs) -> None:
+    """What the audit is shown is the network alone, without what a fit has hung on it."""
+    record = run_cheat(Watcher)
+    assert record.done, record.failure
+    assert 100 not in record.details["watcher"]["batches"]
 
 
 def test_memory_search_finds_what_is_there(runs: Runs) -> None:
