@@ -13,13 +13,20 @@ import numpy as np
 
 from bench.paper.numbers import paper_by, paper_cell, paper_rows
 from bench.paper.trees import (
+    KEPT_EPOCH,
+    LAST_EPOCH,
     METHOD,
+    NOT_RECORDED,
+    OF_BOTH_EPOCHS,
+    WHICH_EPOCH,
+    LastEpoch,
     TreeIteration,
     TreeRun,
     Trees,
     group_looks,
     grown_trees,
     of_iteration,
+    of_last_epoch,
     tree_table,
 )
 from bench.reporting import figure as plots
@@ -66,8 +73,9 @@ def capture_rates(given: ReportInput) -> Table:
         title="Capture rates",
         caption=(
             "Share of a group's test samples (percent) that a leaf captures, for the groups and "
-            "leaves that the paper's text names. E: easy, H: hard, by iteration; a star stands for "
-            "all leaves that begin so; `own' is the leaf of the sample's own class."
+            "leaves that the paper's text names, at the epoch that the iteration kept. E: easy, H: "
+            "hard, by iteration; a star stands for any letters, so that *H* are all leaves with a "
+            "hard split; `own' is the leaf of the sample's own class."
         ),
         row_headers=("Dataset", "Group", "Leaf"),
         columns=(Column("Measured"), Column("Paper")),
@@ -99,22 +107,38 @@ def captured_share(facts: Facts, group: str, leaf: str, iteration: TreeIteration
     return statistics.fmean(shares)
 
 
+def _at_last_epoch(trees: Trees, key: CellKey, t: int, read: Callable[[Any], Any]) -> Cell:
+    """Return a figure of the heads after the last epoch, or say why there is none."""
+    ends = [i.end for one in trees.runs for i in one.tree.iterations if i.end is not None]
+    own = replace(key, variant=f"{key.variant}, last epoch")
+    return trees.cell(own, of_last_epoch(t, read), 2, UNUSED if ends else NOT_RECORDED)
+
+
+def _at_kept_epoch(trees: Trees, key: CellKey, t: int, read: Callable[[Any], Any]) -> Cell:
+    return trees.cell(key, of_iteration(t, read), 2, UNUSED)
+
+
+EPOCHS = {LAST_EPOCH: _at_last_epoch, KEPT_EPOCH: _at_kept_epoch}
+
+
 def _by_head(given: ReportInput, label: str, quantity: str, title: str, caption: str) -> Table:
     """Compare mean and spread of a figure of every head with the paper's."""
     paper = paper_by(label, "dataset", "iteration", "head")
     rows: list[Row] = []
     for name in TWO_CLASSES:
         trees = Trees.published(given.runs, name)
-        own, theirs = [], []
+        own: dict[str, list[Cell]] = {word: [] for word in EPOCHS}
+        theirs = []
         for t, head in HEADS:
             key = CellKey(METHOD, name, quantity, f"iteration {t} head {head}")
-            means, spreads = (
-                trees.cell(key, of_iteration(t, partial(_of_head, figure, head)), 2, UNUSED)
-                for figure in (f"{quantity}_mean", f"{quantity}_std")
-            )
-            own.append(replace(means, std=spreads.mean))
+            for word, of_epoch in EPOCHS.items():
+                means, spreads = (
+                    of_epoch(trees, key, t, partial(_of_head, f"{quantity}_{moment}", head))
+                    for moment in ("mean", "std")
+                )
+                own[word].append(replace(means, std=spreads.mean))
             theirs.append(paper_cell(paper[name, str(t), str(head)], key, 2))
-        rows += paired_rows((dataset_title(name),), {"measured": own}, theirs, name)
+        rows += paired_rows((dataset_title(name),), own, theirs, name)
     return tree_table(
         label=label,
         title=title,
@@ -122,18 +146,22 @@ def _by_head(given: ReportInput, label: str, quantity: str, title: str, caption:
         columns=tuple(Column(f"H{head}", f"Iteration {t}") for t, head in HEADS),
         rows=tuple(rows),
         uncertainty=WITHIN,
-        notes=("CMNIST has more heads than columns: see the table of its calibration.",),
+        selection=OF_BOTH_EPOCHS,
+        notes=(
+            WHICH_EPOCH,
+            "CMNIST has more heads than columns: see the table of its calibration.",
+        ),
     )
 
 
-def _of_head(figure: str, head: int, iteration: TreeIteration) -> float | None:
+def _of_head(figure: str, head: int, iteration: TreeIteration | LastEpoch) -> float | None:
     """Return one head's figure; a merged head has none."""
     by_leaf: Sequence[float | None] = getattr(iteration, figure)
     return by_leaf[head] if head < len(by_leaf) else None
 
 
 def _over_heads(
-    figure: str, reduce: Callable[[list[float]], float], iteration: TreeIteration
+    figure: str, reduce: Callable[[list[float]], float], iteration: TreeIteration | LastEpoch
 ) -> float | None:
     known = [value for value in getattr(iteration, figure) if value is not None]
     return float(reduce(known)) if known else None
@@ -164,7 +192,7 @@ def cmnist_calibration(given: ReportInput) -> Table:
         read, cells = partial(_over_heads, figure, reduce), []
         for t in (1, 2):
             key = CellKey(METHOD, "cmnist", name, f"iteration {t}")
-            cells.append(trees.cell(key, of_iteration(t, read), 2))
+            cells += [of_epoch(trees, key, t, read) for of_epoch in EPOCHS.values()]
             cells.append(Cell("paper", key, mean=float(paper[name, str(t)]["value"]), digits=2))
         rows.append(Row((title,), tuple(cells)))
     return tree_table(
@@ -172,9 +200,13 @@ def cmnist_calibration(given: ReportInput) -> Table:
         title="Calibration of CMNIST's heads",
         caption="The 5 heads of iteration 1 and the 10 of iteration 2, in the paper's figures.",
         row_headers=("Over the heads",),
-        columns=columns(("Iteration 1", "Iteration 2"), ("Measured", "Paper")),
+        columns=columns(("Iteration 1", "Iteration 2"), ("Last epoch", "Kept epoch", "Paper")),
         rows=tuple(rows),
-        notes=("The paper gives these in its text, without a spread.",),
+        selection=OF_BOTH_EPOCHS,
+        notes=(
+            WHICH_EPOCH,
+            "The paper gives these in its text, without a spread.",
+        ),
         in_paper=False,
     )
 

@@ -39,12 +39,43 @@ tree_table = partial(
 )
 """A table of trees, by iteration; every dataset as measured and in the paper, if not given."""
 
+LAST_EPOCH, KEPT_EPOCH = "measured, last epoch", "measured, kept epoch"
+WHICH_EPOCH = (
+    "The paper's figures fit trees after the last epoch of an iteration, which runs record from "
+    "version 2 of NCT on; the kept epoch is the one that worst groups and captures are of."
+)
+NOT_RECORDED = "recorded from version 2 of NCT on"
+OF_BOTH_EPOCHS = (
+    "none for the last epoch; the kept one is an iteration's best on validation data (by loss at "
+    "iteration 1, by pWGA2 after it); no iteration is chosen over another"
+)
+
 NODE_WIDTH, NODE_HEIGHT = 0.86, 0.34  # of a node's bar, in units of a leaf and of a level
 
 
 @dataclass(frozen=True)
+class LastEpoch:
+    """A tree as an iteration's last epoch left it, kept or not; sequences have an entry a leaf."""
+
+    phase: int
+    epoch: int  # within its phase, from 0
+    leaves: tuple[str, ...] = ()
+    test: Metrics = field(default_factory=Metrics)
+    pwga2: float | None = None
+    pwga2_predicted: float | None = None
+    pwga2_routed: float | None = None
+    logit_mean: tuple[float | None, ...] = ()
+    logit_std: tuple[float | None, ...] = ()
+    margin_mean: tuple[float | None, ...] = ()
+    margin_std: tuple[float | None, ...] = ()
+    capture: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    cell_pwga: float | None = None
+    calibration: Values | None = None
+
+
+@dataclass(frozen=True)
 class TreeIteration:
-    """A tree at the end of one iteration; sequences have an entry a leaf."""
+    """A tree as an iteration leaves it, at the epoch that was kept; an entry a leaf."""
 
     t: int  # from 1
     leaves: tuple[str, ...]  # names: class, then easy (E) or hard (H) at each split
@@ -52,8 +83,10 @@ class TreeIteration:
     merged: tuple[int, ...] = ()  # numbers of the leaves merged into their easy siblings
     trained: Selected | None = None  # which checkpoint the iteration kept, and by what
     test: Metrics = field(default_factory=Metrics)
-    pwga2: float | None = None  # the validation proxy, with groups by predicted leaf
-    pwga2_routed: float | None = None  # the same, with groups by routed label
+    phase: int | None = None  # of the epoch that was kept
+    pwga2: float | None = None  # the validation proxy, with the groups that the run used
+    pwga2_predicted: float | None = None  # with groups by predicted leaf
+    pwga2_routed: float | None = None  # with groups by routed label
     n_worst: int | None = None  # samples of the group that attains the proxy
     tolerance: float | None = None  # by how much it may fall below the best before it
     logit_mean: tuple[float | None, ...] = ()  # on test data; none for a merged leaf
@@ -65,6 +98,7 @@ class TreeIteration:
     makeup: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     cell_pwga: float | None = None  # of NCT+ only, like the next
     calibration: Values | None = None  # what is added to the leaves' logits, and their scale
+    end: LastEpoch | None = None  # of runs from version 2 on
 
 
 @dataclass(frozen=True)
@@ -103,16 +137,23 @@ class TreeRecord:
             raise BenchError(f"'{METHOD}' in the record of {record.run_id} is not a tree")
         iterations = []
         for one in raw["iterations"]:
-            test = Metrics.from_json(one.get("test") or {})  # a trial has none
-            iterations.append({**_known(TreeIteration, one), "test": as_plain(test)})
+            level = _iteration_values(TreeIteration, one)
+            if isinstance(end := level.get("end"), Mapping):
+                level["end"] = _iteration_values(LastEpoch, end)
+            iterations.append(level)
         own = {**_known(TreeRecord, raw), "iterations": iterations}
         return build_config(TreeRecord, own, METHOD)
 
 
-def _known(kind: type, raw: Values) -> Values:
+def _known(kind: type, raw: Values) -> dict[str, object]:
     """Return the values that a part of a tree has a field for; others are passed over."""
     names = field_types(kind)
     return {name: value for name, value in raw.items() if name in names}
+
+
+def _iteration_values(kind: type, raw: Mapping[str, Any]) -> dict[str, object]:
+    test = Metrics.from_json(raw.get("test") or {})  # a trial has none
+    return {**_known(kind, raw), "test": as_plain(test)}
 
 
 Reader = Callable[[TreeRecord], float | None]
@@ -122,6 +163,11 @@ Reader = Callable[[TreeRecord], float | None]
 def of_iteration(t: int, read: Callable[[TreeIteration], float | None]) -> Reader:
     """Return a reader of a value of one iteration."""
     return lambda tree: read(found) if (found := tree.at(t)) is not None else None
+
+
+def of_last_epoch(t: int, read: Callable[[LastEpoch], float | None]) -> Reader:
+    """Return a reader of a value of one iteration's tree after its last epoch."""
+    return of_iteration(t, lambda iteration: None if iteration.end is None else read(iteration.end))
 
 
 @dataclass(frozen=True)

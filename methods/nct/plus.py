@@ -55,7 +55,7 @@ class PlusConfig(NctConfig):
     """
 
     calibration: CalibrationData = "validation"
-    penalty: float = 1e-4
+    penalty: float = 1e-5
     proxy: Literal["pwga2", "cell"] = "cell"
     cell_smallest: int = 5
     cell_prior: float = 10.0

@@ -122,7 +122,9 @@ def tree(job: Job, worst: tuple[float, ...]) -> dict[str, Any]:
                 "node_counts": [*(100 + j for j in range(count - 1)), 0 if t > 1 else 100],
                 "merged": [count - 1] if t > 1 else [],
                 "makeup": makeup(facts, leaves),
-                "pwga2": 0.8 - 0.01 * t if t > 1 else None,
+                "phase": 2,
+                "pwga2": 0.7 - 0.01 * t if t > 1 else None,
+                "pwga2_predicted": 0.8 - 0.01 * t,
                 "pwga2_routed": 0.7 - 0.01 * t,
                 "logit_mean": [0.5 + j for j in range(count)],
                 "logit_std": [1.5 + j for j in range(count)],
@@ -131,6 +133,19 @@ def tree(job: Job, worst: tuple[float, ...]) -> dict[str, Any]:
                 "margin_std": [*(1.0 for _ in range(count - 1)), None],
                 "capture": {
                     group: {leaf: 100.0 / count for leaf in leaves} for group in facts.groups
+                },
+                "end": {
+                    "phase": 2,
+                    "epoch": 3,
+                    "leaves": leaves,
+                    "test": test,
+                    "pwga2": 0.5 - 0.01 * t if t > 1 else None,
+                    "pwga2_predicted": 0.6 - 0.01 * t,
+                    "pwga2_routed": 0.5 - 0.01 * t,
+                    "logit_mean": [10.5 + j for j in range(count)],
+                    "logit_std": [2.5 + j for j in range(count)],
+                    "margin_mean": [*(3.0 + j for j in range(count - 1)), None],
+                    "margin_std": [*(2.0 for _ in range(count - 1)), None],
                 },
             }
         )

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from bench.context import RunContext
+from bench.evaluation import describe_snapshots
 from bench.job import Job, Request, expand
 from bench.runner import RunOptions, load_data, run_job
-from datasets.base import Task
+from datasets.base import LoadedData, Task
 from datasets.standins import write
 from methods.backbones import Backbone
 from methods.nct.builder import FittedTree, Nct, TreeBuilder
@@ -154,6 +155,78 @@ class TestPhases:
         assert (noted["phase"], noted["trained"]["epoch"]) == (1 + (not unmoved), 0)
         assert (noted["pwga2"], noted["end"]["pwga2"]) == (0.5, 0.4)
         assert (noted["end"]["phase"], noted["end"]["epoch"]) == (2, 1)
+
+    def test_phase_two_is_kept_although_phase_one_was_better(
+        self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By default, and with the weights of that very epoch."""
+        values = iter([0.9, 0.8, 0.1, 0.3, 0.5, 0.5])  # two epochs a phase; kept and last tree
+        monkeypatch.setattr(TreeBuilder, "_proxy", lambda self, logits, t: Proxy(next(values), 100))
+        saved: dict[str, dict[str, Tensor]] = {}
+        keep = RunContext.save
+
+        def save(self: RunContext, name: str, state: dict[str, Any]) -> None:
+            epoch = state["progress"][0] - 1
+            saved[f"{name}-{epoch}"] = {k: v.clone() for k, v in state["model"].items()}
+            keep(self, name, state)
+
+        monkeypatch.setattr(RunContext, "save", save)
+        fitted = fit(toy_task, replace(TOY, iterations=2), make_context())
+        noted = fitted.details["nct"]["iterations"][1]
+        assert (noted["phase"], noted["trained"]["epoch"], noted["trained"]["value"]) == (2, 1, 0.3)
+        kept = fitted.tree.state_dict()
+        assert all(torch.equal(kept[name], value) for name, value in saved["nct-2-2-1"].items())
+        assert any(not torch.equal(kept[n], value) for n, value in saved["nct-2-1-0"].items())
+
+    def test_leaves_after_the_last_epoch_are_described_by_hand(
+        self,
+        toy_task: Task,
+        toy_data: LoadedData,
+        make_context: MakeContext,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        falling = iter(range(99, 0, -1))
+        monkeypatch.setattr(
+            TreeBuilder, "_proxy", lambda self, logits, t: Proxy(next(falling) / 100, 100)
+        )
+        fitted = fit(toy_task, replace(TOY, iterations=2), make_context())
+        ends = [snapshot.last_epoch for snapshot in fitted.snapshots]
+        described = describe_snapshots(fitted, toy_data, [])["iterations"]
+        assert isinstance(described, list)
+        labels = toy_data.splits["test"].labels
+        images = EvalImages(toy_data.splits["test"].images, toy_data.facts.eval_transform)
+        for noted, end, snapshot in zip(described, ends, fitted.snapshots, strict=True):
+            assert isinstance(end, FittedTree) and end.partition is snapshot.partition
+            logits, found = predict_with(end.tree, images), noted["end"]
+            leaf, top = logits.argmax(1), logits.sort(dim=1, descending=True).values
+            for j, name in enumerate(found["leaves"]):
+                own = logits[:, j]
+                if bool(own.isneginf().all()):  # an empty node
+                    assert found["logit_mean"][j] is found["margin_mean"][j] is None
+                    continue
+                assert found["logit_mean"][j] == pytest.approx(float(own.mean()), rel=1e-5)
+                assert found["logit_std"][j] == pytest.approx(float(own.std()), rel=1e-5)
+                margins = (top[:, 0] - top[:, 1])[leaf == j]
+                if len(margins):
+                    mean = pytest.approx(float(margins.mean()), rel=1e-5)
+                    assert found["margin_mean"][j] == mean
+                for g, group in enumerate(toy_data.facts.groups):
+                    share = 100 * float((leaf[labels.groups == g] == j).double().mean())
+                    assert found["capture"][group].get(name, 0.0) == pytest.approx(share)
+            pred = leaf * 2 // logits.shape[1]
+            right = 100 * float((pred == labels.y).double().mean())
+            assert found["test"]["avg"] == pytest.approx(right)
+        second = described[1]
+        assert second["logit_mean"] != second["end"]["logit_mean"]  # the first epoch was kept
+        val, y = val_logits(ends[1].tree, toy_task), toy_task.val.y  # type: ignore[union-attr]
+        wrong = val_logits(fitted.snapshots[0].tree, toy_task).argmax(1) != y
+        accuracies = [
+            float((val.argmax(1) // 2 == y)[(y == c) & (wrong == w)].double().mean())
+            for c in (0, 1)
+            for w in (False, True)
+            if ((y == c) & (wrong == w)).any()
+        ]
+        assert second["end"]["pwga2_routed"] == pytest.approx(min(accuracies))
 
     def test_routing_sees_the_best_checkpoint(
         self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
@@ -388,6 +461,28 @@ class TestRecord:
         for above, below in pairwise(run.iterations):
             children = torch.tensor(below["node_counts"]).view(-1, 2)
             assert children.sum(dim=1).tolist() == above["node_counts"]
+
+    def test_both_epochs_are_those_of_the_history(self, run: Run) -> None:
+        """What is recorded of the kept and of the last epoch is what was seen when they ended."""
+        differ = 0
+        for noted in run.iterations:
+            rows = run.history[run.history["iteration"] == noted["t"]]
+            end = noted["end"]
+            assert (end["phase"], end["epoch"]) == tuple(rows[["phase", "epoch"]].iloc[-1])
+            for found, phase, epoch in (
+                (noted, noted["phase"], noted["trained"]["epoch"]),
+                (end, end["phase"], end["epoch"]),
+            ):
+                ((_, row),) = rows[(rows["phase"] == phase) & (rows["epoch"] == epoch)].iterrows()
+                assert found["test"]["wga"] == pytest.approx(row["audit_test_wga"])
+                if noted["t"] > 1:
+                    assert found["pwga2"] == row["selection"] == found["pwga2_routed"]
+            assert noted["phase"] == 2
+            assert noted["trained"]["value"] == rows[rows["phase"] == 2]["selection"].agg(
+                "min" if noted["t"] == 1 else "max"
+            )
+            differ += end["logit_mean"] != noted["logit_mean"]
+        assert differ
 
     def test_captures_are_shares_of_each_group(self, run: Run) -> None:
         for noted in run.iterations:

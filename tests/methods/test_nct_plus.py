@@ -28,10 +28,11 @@ from methods.base import NetworkSpec
 from methods.metrics import class_scores
 from methods.nct.builder import Nct, NodeLoss
 from methods.nct.config import NctConfig
-from methods.nct.depth import cell_wga
+from methods.nct.depth import cell_wga, pseudo_wga
 from methods.nct.plus import (
     CalibratedTree,
     Calibration,
+    CalibrationData,
     MixedNodeLoss,
     NctPlus,
     PlusConfig,
@@ -198,6 +199,59 @@ class TestCalibrationData:
             assert torch.equal(before.partition, after.partition)  # type: ignore[arg-type]
             for name, value in before.module.state_dict().items():
                 assert torch.equal(value, after.module.state_dict()[name])
+
+
+class Killed(BaseException):
+    """What ends a process between two epochs."""
+
+
+class TestLastEpochs:
+    """The trees after an iteration's last epoch, which a run hands over for diagnostics."""
+
+    @pytest.mark.parametrize("calibration", ["validation", "train"])
+    def test_are_calibrated_by_themselves(
+        self, toy_task: Task, make_context: MakeContext, calibration: CalibrationData
+    ) -> None:
+        fitted = fit(toy_task, replace(ON, calibration=calibration), make_context())
+        for noted, snapshot in zip(
+            fitted.details["nct"]["iterations"][1:], fitted.snapshots[1:], strict=True
+        ):
+            end = snapshot.last_epoch
+            assert isinstance(end, FittedTree) and isinstance(end.tree, CalibratedTree)
+            assert end.tree.calibration.bias.tolist() == noted["end"]["calibration"]["bias"]
+            if calibration == "validation":  # the epochs are compared as they are recorded
+                assert noted["end"]["cell_pwga"] <= noted["cell_pwga"] == noted["trained"]["value"]
+            outputs = val_outputs(end, toy_task)
+            assert (
+                noted["end"]["pwga2_predicted"]
+                == pseudo_wga(outputs, toy_task.val.y, noted["t"]).value
+            )
+
+    @pytest.mark.parametrize(("stage", "done"), [("nct-2-1", 2), ("nct-2-2", 1), ("nct-3-2", 3)])
+    def test_of_a_resumed_run_are_the_same(
+        self, toy_task: Task, make_context: MakeContext, stage: str, done: int
+    ) -> None:
+        def run(name: str, fatal: bool = False) -> FittedTree:
+            ctx = make_context(name)
+            save = ctx.save
+
+            def save_or_die(stage_name: str, state: dict[str, Any]) -> None:
+                save(stage_name, state)
+                if fatal and (stage_name, state["progress"][0]) == (stage, done):
+                    raise Killed
+
+            ctx.save = save_or_die  # type: ignore[method-assign]
+            return fit(toy_task, replace(ON, depth_rule=False), ctx)
+
+        whole = run("whole")
+        with pytest.raises(Killed):
+            run("stopped", fatal=True)
+        resumed = run("stopped")
+        assert resumed.details == whole.details
+        for one, other in zip(whole.snapshots, resumed.snapshots, strict=True):
+            assert one.last_epoch is not None and other.last_epoch is not None
+            ours, theirs = (end.module.state_dict() for end in (one.last_epoch, other.last_epoch))
+            assert all(torch.equal(theirs[name], value) for name, value in ours.items())
 
 
 class TestCells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from bench.context import RunContext
 from datasets.base import Task
 from methods.optimisation import TrainConfig
+from methods.selection import Selection
 from methods.training import Batch, CrossEntropy, Training
 
 MakeContext = Callable[..., RunContext]
@@ -78,6 +80,54 @@ def test_resumed_training_is_bit_identical(
     assert all(torch.equal(resumed[1][name], value) for name, value in whole[1].items())
     assert resumed[2:4] == whole[2:4]
     assert (whole[4], resumed[4]) == (6, 6 - stop)
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+@pytest.mark.parametrize("stop", [1, 3, 4])
+def test_model_of_the_last_epoch_is_the_one_it_was_scored_by(
+    toy_task: Task, make_context: MakeContext, stop: int, average: float
+) -> None:
+    """Of a resumed training too; the first epoch is kept, by a score that only falls."""
+
+    def train(name: str, kill_after: int | None = None) -> tuple[Any, ...]:
+        ctx, ended, scored = make_context(name), [], []
+        falling = Selection("falling", lambda outputs: float(next(scores)))
+        scores = iter(range(9, 0, -1))
+        training = Training(
+            *(with_dropout(), toy_task, QUICK, ctx),
+            select=falling,
+            average=average,
+            at_end=lambda model: ended.append(copy.deepcopy(model)),
+        )
+        save, evaluated_model = ctx.save, Training._evaluated_model
+
+        def save_or_die(name: str, state: dict[str, Any]) -> None:
+            save(name, state)
+            if state["progress"][0] == kill_after:
+                raise Killed
+
+        def noted(self: Training) -> nn.Module:
+            scored.append(copy.deepcopy(evaluated_model(self)))
+            return scored[-1]
+
+        ctx.save = save_or_die  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Training, "_evaluated_model", noted)
+            selected = training.run()
+        assert kill_after is not None or selected.epoch == 0
+        return training.model.state_dict(), [model.state_dict() for model in ended], scored
+
+    kept, (last,), scored = train("whole")
+    assert same(last, scored[-1].state_dict()) and same(kept, scored[0].state_dict())
+    assert not same(last, kept)
+    with pytest.raises(Killed):
+        train("stopped", kill_after=stop)
+    resumed_kept, (resumed_last,), _ = train("stopped")
+    assert same(resumed_last, last) and same(resumed_kept, kept)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
 def test_objective_state_survives_a_resume(toy_task: Task, make_context: MakeContext) -> None:

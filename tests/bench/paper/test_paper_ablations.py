@@ -13,11 +13,13 @@ from scipy.stats import ttest_1samp
 
 from bench.job import NO_DATA
 from bench.paper.ablations import (
+    DATASETS,
     TERMINAL_COLUMNS,
     class_calibration,
     metric_at,
     plus_controls,
     plus_parts,
+    repeats_preset,
     selected_by_rule,
     selected_on_test,
 )
@@ -60,11 +62,24 @@ def test_an_ablation_shows_both_selections_beside_the_paper(full_report: dict[st
     assert [cell.mean for cell in better.cells] == [94.0, 60.0, None]
     assert [cell.n for cell in better.cells] == [5, 3, None]
     assert better.cells[2].reason == "not run"
-    assert [cell.note for cell in better.cells] == ["within", "within", ""]
     assert [cell.best for cell in better.cells] == [True, False, False]
+    # The paper's default column is the depth rule's, its others are chosen on test.
+    rule = rows["UMNIST (WGA)", "measured, depth rule"]
+    assert [bool(cell.note) for cell in better.cells] == [False, True, False]
+    assert [bool(cell.note) for cell in rule.cells] == [True, False, False]
     paper = rows["UMNIST (WGA)", "paper"]
     assert [cell.mean for cell in paper.cells] == [93.7, 57.6, 90.1]
     assert "test-selected" in table.selection
+
+
+@pytest.mark.parametrize("name", [n for n in CAMPAIGNS if n.startswith("ablation-")])
+def test_one_column_of_an_ablation_is_the_preset(name: str) -> None:
+    """The same columns as by the runs' identity."""
+    for dataset in DATASETS:
+        cells = campaign_cells(CAMPAIGNS[name], (dataset,), NO_DATA)
+        own = [repeats_preset(cell.variant, dataset) for cell in cells]
+        assert own == [cell.is_default for cell in cells]
+        assert sum(own) == 1
 
 
 def test_merging_is_compared_at_each_iteration_on_three_seeds(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from report_records import collection, jobs, record
 
+from bench.paper.depth import depth_diagnostics
 from bench.paper.leaves import capture_rates, cmnist_calibration, draw_captures
 from bench.record import Record
 from bench.reporting import ReportInput
@@ -29,13 +30,13 @@ def panel(*records: Record) -> Any:
     return result.figure.axes[0]
 
 
-def test_a_star_adds_up_the_leaves_that_begin_so(
+def test_a_star_adds_up_all_leaves_with_a_hard_split(
     full_report: dict[str, Table], cells_of: Callable[..., list[Cell]]
 ) -> None:
     table = full_report["capture_rates"]
-    variant = "iteration 3 digit_8 in 5-9:H*"
+    variant = "iteration 3 digit_8 in 5-9:*H*"
     (rate,) = cells_of(table, "measured", dataset="umnist", variant=variant)
-    assert rate.mean == pytest.approx(2 * 100 / 8)
+    assert rate.mean == pytest.approx(3 * 100 / 8)  # EH, HE and HH
 
 
 def test_rates_of_sets_of_groups_take_the_samples_own_class(
@@ -84,13 +85,38 @@ def test_spread_is_the_one_within_a_head(
     assert (logit.mean, logit.std, logit.n) == (3.5, 4.5, 5)
     (unused,) = cells_of(full_report["margins"], "measured", **head)
     assert unused.mean is None and "merged or never chosen" in unused.reason
+    head["variant"] += ", last epoch"
+    (logit,) = cells_of(full_report["logit_stats"], "measured", **head)
+    assert (logit.mean, logit.std, logit.n) == (13.5, 5.5, 5)
+    (unused,) = cells_of(full_report["margins"], "measured", **head)
+    assert unused.mean is None and "merged or never chosen" in unused.reason
+
+
+def test_runs_without_their_last_epochs_say_so(
+    paper_input: Callable[..., ReportInput], cells_of: Callable[..., list[Cell]]
+) -> None:
+    made = record(jobs("nct", "cmnist")[0], 70.0)
+    tree: Any = made.details["nct"]
+    for iteration in tree["iterations"]:
+        del iteration["end"]
+    given = paper_input(made)
+    for table in (cmnist_calibration(given), depth_diagnostics(given)):
+        found = cells_of(table, "measured", dataset="cmnist")
+        last = [cell for cell in found if cell.key.variant.endswith("last epoch")]
+        assert last and {cell.reason for cell in last} == {"recorded from version 2 of NCT on"}
+        kept = [cell for cell in found if cell not in last]
+        assert kept and all(cell.mean is not None for cell in kept)
 
 
 def test_heads_of_cmnist_are_summed_up(
     paper_input: Callable[..., ReportInput], cells_of: Callable[..., list[Cell]]
 ) -> None:
     table = cmnist_calibration(paper_input(record(jobs("nct", "cmnist")[0], 70.0)))
-    second = {c.key.metric: c.mean for c in cells_of(table, "measured", variant="iteration 2")}
+    second, last = (
+        {c.key.metric: c.mean for c in cells_of(table, "measured", variant=f"iteration 2{which}")}
+        for which in ("", ", last epoch")
+    )
+    assert last["logit_mean_lowest"] == 10.5 and last["logit_std_average"] == 7.0
     assert second == {
         "logit_mean_lowest": 0.5,
         "logit_mean_highest": 9.5,

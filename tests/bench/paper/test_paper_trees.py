@@ -35,6 +35,29 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+ONLY_PLUS = ("cell_pwga", "calibration")
+FROM_VERSION_2 = ("phase", "pwga2_predicted", "end")
+
+
+def only_where_kept(shown: dict[str, Any], kept: dict[str, Any], *names: str) -> None:
+    """Take out what a record does not have; what it has is not none, but at iteration 1."""
+    for name in names:
+        if name in kept:
+            assert (shown[name] is None) == (kept[name] is None)
+        else:
+            assert shown.pop(name) is None
+
+
+def test_the_last_epoch_is_read_beside_the_kept_one() -> None:
+    tree = TreeRecord.of(record(jobs("nct", "umnist", 1)[0], 90.0))
+    assert tree is not None
+    kept, last = tree.iterations[1], tree.iterations[1].end
+    assert last is not None
+    assert (kept.logit_mean[0], last.logit_mean[0]) == (0.5, 10.5)
+    assert (kept.pwga2_routed, last.pwga2_routed) == pytest.approx((0.68, 0.48))
+    assert last.test.wga == 90.0 and (last.phase, last.epoch) == (2, 3)
+
+
 def test_every_published_tree_is_read_without_loss() -> None:
     trees = 0
     for stored in Store(published_folder()).records():
@@ -48,11 +71,10 @@ def test_every_published_tree_is_read_without_loss() -> None:
             tree.iterations, found["iterations"], raw["iterations"], strict=True
         ):
             shown["test"] = level.test.to_json()
-            for name in ("cell_pwga", "calibration"):  # of NCT+ only
-                assert shown[name] is not None or name not in kept
-                shown |= {name: kept[name]} if name in kept else {}
-                if name not in kept:
-                    del shown[name]
+            if level.end is not None:
+                shown["end"]["test"] = level.end.test.to_json()
+                only_where_kept(shown["end"], kept["end"], *ONLY_PLUS)
+            only_where_kept(shown, kept, *ONLY_PLUS, *FROM_VERSION_2)
         assert found == raw, stored.run_id
     assert trees >= 134
 
