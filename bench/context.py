@@ -221,7 +221,6 @@ class RunContext:
         self.account = account
         self.stage_costs = stage_costs
         self.device = settings.device
-        self.cores = settings.cores
         self._progress = progress
         self._audit = audit
         anyway = settings.resume_anyway

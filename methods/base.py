@@ -103,15 +103,9 @@ class Selected:
 
 
 class Context(Protocol):
-    """What the harness lends to a fit.
-
-    Attributes:
-        cores: how many this run may keep busy, by processes of its own as well; results must not
-            depend on it.
-    """
+    """What the harness lends to a fit."""
 
     device: torch.device
-    cores: int
 
     def seed(self, *names: str | int) -> int:
         """Derive the seed that belongs to a name; equal names give equal seeds."""

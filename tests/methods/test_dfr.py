@@ -16,10 +16,9 @@ from methods.backbones import Classifier
 from methods.base import METHODS, Selected, Supervision, load_methods
 from methods.dfr import Dfr, DfrConfig
 from methods.erm import ErmConfig, train_erm
-from methods.logistic import Samples, Standardiser
 from methods.metrics import worst_group_metric
 from methods.presets import preset_config
-from methods.retraining import average_layer, extract_features
+from methods.retraining import Samples, Standardiser, average_layer, extract_features
 
 MakeContext = Callable[..., RunContext]
 CONFIG = DfrConfig(
@@ -46,7 +45,7 @@ class TestFit:
 
         def noted(*arguments: Any) -> Any:
             drawn.append(np.random.Generator(np.random.PCG64()))
-            drawn[-1].bit_generator.state = arguments[-2].bit_generator.state
+            drawn[-1].bit_generator.state = arguments[5].bit_generator.state
             return average_layer(*arguments)
 
         monkeypatch.setattr("methods.retraining.average_layer", noted)
@@ -60,24 +59,13 @@ class TestFit:
         ]
         penalty = fitted.details["retraining"]["penalty"]
         scale = Standardiser.of(features[0])
-        weights, intercepts = average_layer(
+        layer = average_layer(
             Samples(features[1], val.y.numpy(), 2),
             *(val.groups.numpy(), CONFIG, penalty, scale, drawn[0]),
         )
         head: list[Tensor] = [part.detach().double() for part in fitted.module.head.parameters()]
-        np.testing.assert_allclose(head[0], weights, rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(head[1], intercepts, rtol=1e-5, atol=1e-7)
-
-    def test_cores_do_not_change_the_head(
-        self, selecting_task: Task, make_context: MakeContext
-    ) -> None:
-        heads = []
-        for cores in (1, 3):
-            ctx = make_context()
-            ctx.cores = cores
-            heads.append(Dfr().fit(selecting_task, CONFIG, ctx).module.state_dict())
-        assert torch.equal(heads[0]["head.weight"], heads[1]["head.weight"])
-        assert torch.equal(heads[0]["head.bias"], heads[1]["head.bias"])
+        np.testing.assert_allclose(head[0], layer.weights, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(head[1], layer.intercepts, rtol=1e-5, atol=1e-7)
 
     def test_facts(self, selecting_task: Task, make_context: MakeContext) -> None:
         ctx = make_context()
@@ -85,7 +73,14 @@ class TestFit:
         assert fitted.selection == Selected("held_out_worst_group", fitted.selection.value)
         assert 0 <= fitted.selection.value <= 100
         facts = fitted.details["retraining"]
-        assert facts["penalty"] in CONFIG.penalties
+        tried = [penalty for penalty, _ in facts["penalty_scores"]]
+        assert facts["penalty"] in tried and {*CONFIG.penalties} <= {*tried}
+        assert dict(facts["penalty_scores"])[facts["penalty"]] == fitted.selection.value
+        assert {*facts["penalty_widened"]} == {*tried} - {*CONFIG.penalties}
+        inside = min(CONFIG.penalties) < facts["penalty"] < max(CONFIG.penalties)
+        assert (facts["penalty_edge"] is None) == inside
+        assert facts["penalty_open"] in (False, True)
+        assert (facts["solver"], facts["violation"] < 1e-6) == ("proximal_newton", True)
         assert facts["group_sizes"] == selecting_task.val.groups.bincount().tolist()
         assert [stage.name for stage in ctx.stage_costs] == ["erm"]
         assert ctx.account.image_passes == 100  # features of both splits

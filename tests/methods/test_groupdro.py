@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from bench.context import RunContext
 from datasets.base import Task
 from datasets.errors import UsageError
 from methods.backbones import Classifier
+from methods.base import load_methods
 from methods.groupdro import (
     GroupDro,
     GroupDroConfig,
@@ -102,7 +104,8 @@ class TestLoss:
     def test_pairs_pool_the_losses_of_both_members(self, granted_task: Task) -> None:
         """Dark groups 0 and 1 are the negatives, bright 2 and 3 the positives: four pairs."""
         task_groups = granted_task.train.groups
-        units = _units(granted_task, task_groups, pairs=True)
+        units, negatives = _units(granted_task, task_groups, pairs=True)
+        assert negatives.tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]]
         assert units.tolist() == [[1, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0], [0, 1, 0, 1]]
         groups = torch.tensor([0, 0, 0, 1, 2, 3])
         y = (groups > 1).long()
@@ -114,6 +117,36 @@ class TestLoss:
         means = torch.stack([each[(groups == a) | (groups == b)].mean() for a, b in pairs])
         weights = (0.3 * means).softmax(dim=0)
         torch.testing.assert_close(value.detach(), (weights * means).sum())
+
+    def test_pairs_are_adjusted_by_their_negative_group(self) -> None:
+        """As GEORGE's authors do, whose positives are one group: ISIC's malignant ones."""
+        groups = torch.tensor([0] * 16 + [1] * 4 + [2] * 9)
+        units = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
+        negatives = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+        loss = RobustLoss(groups, units, 0.01, 2.0, negatives)
+        assert loss.offset.tolist() == pytest.approx([2 / math.sqrt(16), 2 / math.sqrt(4)])
+
+    def test_trained_pairs_are_adjusted_so(
+        self,
+        granted_task: Task,
+        make_context: MakeContext,
+        small_networks: BuildClassifier,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        offsets: list[Tensor] = []
+        original = Training.run
+
+        def noted(self: Training) -> Any:
+            offsets.append(self.objective.offset)
+            return original(self)
+
+        monkeypatch.setattr(Training, "run", noted)
+        config = replace(CONFIG, epochs=1, pairs=True, adjustment=3.0)
+        groups = granted_task.train.groups
+        train_groupdro(granted_task, groups, config, make_context(), "dro")
+        dark = torch.bincount(groups)[:2].double().sqrt()
+        expected = (3 / dark).repeat_interleave(2)
+        torch.testing.assert_close(offsets[0].double(), expected, rtol=1e-6, atol=0)
 
     def test_pairs_need_groups_within_a_class(self, granted_task: Task) -> None:
         mixed = torch.zeros_like(granted_task.train.groups)
@@ -191,6 +224,16 @@ class TestTraining:
         fitted = GroupDro().fit(granted_task, replace(CONFIG, balanced=True), make_context())
         assert fitted.selection.rule == "val_wga"
         assert fitted.partition is None
+
+
+@pytest.mark.parametrize("name", ["groupdro", "george", "eiil"])
+def test_version_2_is_of_adjusted_pairs_alone(name: str) -> None:
+    """Every other run keeps its id."""
+    method = load_methods()[name]
+    config = replace(method.config_type(), pairs=True, adjustment=1.0)
+    assert method.version_of(config) == 2
+    for other in (replace(config, pairs=False), replace(config, adjustment=0.0)):
+        assert method.version_of(other) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
-from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 
-from bench.process import CpuClock
 from datasets.errors import UsageError
-from methods.logistic import (
-    TOLERANCE,
-    Floats,
-    Ints,
-    LogisticFit,
+from methods.logistic import Floats, Ints, Layer
+from methods.retraining import (
+    MOST_WIDER,
+    Choice,
+    RetrainConfig,
     Samples,
     Standardiser,
-    fit_layer,
-    fit_layers,
-)
-from methods.retraining import (
-    RetrainConfig,
-    apply_layer,
     average_layer,
     balanced_subset,
     choose_penalty,
+    next_penalty,
 )
 
 
@@ -45,8 +35,9 @@ def samples(count: int, classes: int, seed: int = 0) -> tuple[Floats, Ints]:
 
 
 def lasso(penalty: float, seed: int) -> Any:
+    """The second solver, at a tight tolerance."""
     return LogisticRegression(
-        l1_ratio=1.0, C=penalty, solver="liblinear", tol=TOLERANCE, random_state=seed
+        l1_ratio=1.0, C=penalty, solver="liblinear", tol=1e-8, max_iter=10_000, random_state=seed
     )
 
 
@@ -94,49 +85,11 @@ class TestStandardiser:
     def test_folded_layer_does_the_same_in_one_step(self) -> None:
         rng = np.random.default_rng(0)
         features = samples(50, 2)[0]
-        layer = rng.normal(size=(3, 7)), rng.normal(size=3)
+        layer = Layer(rng.normal(size=(3, 7)), rng.normal(size=3), violation=0.5)
         scale = Standardiser.of(features[:20])
-        expected = apply_layer(layer, scale(features))
-        np.testing.assert_allclose(apply_layer(scale.folded(layer), features), expected)
-
-
-class TestFit:
-    def test_two_classes_are_one_fit(self) -> None:
-        features, y = samples(80, 2)
-        layer = fit_layer(features, y, 2, 0.3, seed=4)
-        direct = lasso(0.3, 4).fit(features, y)
-        scores = apply_layer(layer, features)
-        np.testing.assert_allclose(scores[:, 1] - scores[:, 0], direct.decision_function(features))
-        np.testing.assert_array_equal(scores.argmax(axis=1), direct.predict(features))
-
-    def test_five_classes_are_five_fits(self) -> None:
-        features, y = samples(200, 5)
-        weights, intercepts = fit_layer(features, y, 5, 0.3, seed=4)
-        assert weights.shape == (5, 7)
-        for label in range(5):
-            alone = lasso(0.3, 4).fit(features, (y == label).astype(int))
-            np.testing.assert_array_equal(weights[label], alone.coef_[0])
-            assert intercepts[label] == alone.intercept_[0]
-        wrapped = OneVsRestClassifier(lasso(0.3, 4)).fit(features, y)
-        predicted = apply_layer((weights, intercepts), features).argmax(axis=1)
-        np.testing.assert_array_equal(predicted, wrapped.predict(features))
-        assert (predicted == y).mean() > 0.5
-
-    def test_loss_is_a_sum_and_the_intercept_penalised(self) -> None:
-        """Its optimum, to which no small step leads further down."""
-        features, y = samples(60, 2)
-        scaled = Standardiser.of(features)(features)
-        weights, intercepts = fit_layer(scaled, y, 2, 0.1, seed=0)
-
-        def objective(point: Floats) -> float:
-            margins = (2 * y - 1) * (scaled @ point[:-1] + point[-1])
-            return float(np.abs(point).sum() + 0.1 * np.log1p(np.exp(-margins)).sum())
-
-        found = np.append(weights[1], intercepts[1])
-        assert (found == 0).any(), "nothing is sparse"
-        rng = np.random.default_rng(0)
-        for step in rng.normal(0, 0.03, (200, 8)) * rng.integers(0, 2, (200, 8)):
-            assert objective(found) <= objective(found + step) + 1e-4
+        folded = scale.folded(layer)
+        np.testing.assert_allclose(folded.scores(features), layer.scores(scale(features)))
+        assert folded.violation == 0.5
 
 
 class TestPenalty:
@@ -156,7 +109,7 @@ class TestPenalty:
             Samples(features, y, 2), groups, self.config, worst, np.random.default_rng(5)
         )
         rng = np.random.default_rng(5)
-        means = dict.fromkeys(self.config.penalties, 0.0)
+        means = dict.fromkeys(found.scores, 0.0)  # those beyond the grid included
         for _ in range(3):
             order = rng.permutation(90)
             half, rest = order[:45], order[45:]
@@ -168,80 +121,104 @@ class TestPenalty:
                 right = model.predict(scaler.transform(features[rest])) == y[rest]
                 by_group = [right[groups[rest] == g].mean() for g in range(4)]
                 means[penalty] += min(by_group) / 3
-        best = max(means, key=lambda penalty: (means[penalty], penalty))
-        assert found == (best, pytest.approx(means[best]))
+        assert found.scores == pytest.approx(means)
+        assert {*self.config.penalties} < {*means} and found.penalty in means
+        assert means[found.penalty] == max(means.values())
         assert len(set(means.values())) > 1, "nothing to choose"
+        assert found.violation < 1e-7
 
     def test_weaker_one_wins_a_tie(self) -> None:
         features, y = samples(40, 2)
         found = choose_penalty(
             Samples(features, y, 2), y, self.config, lambda *_: 0.5, np.random.default_rng(0)
         )
-        assert found == (1.0, 0.5)
+        assert (found.penalty, found.scores[found.penalty]) == (1.0, 0.5)
 
 
-class TestCores:
-    """More cores change nothing, not even the last bit."""
+class TestWiderGrid:
+    """The score of a C is made up here; what is fitted with it does not matter."""
 
     @staticmethod
-    def fits(samples: Samples, count: int) -> list[LogisticFit]:
-        """Fits of all kinds: each on rows, at a penalty and from a seed of its own."""
-        drawn = [np.random.default_rng(seed).permutation(300)[:200] for seed in range(count)]
-        return [
-            LogisticFit(rows, Standardiser.of(samples.features[rows]), (0.1, 1.0)[seed % 2], seed)
-            for seed, rows in enumerate(drawn)
-        ]
+    def choose(
+        penalties: tuple[float, ...], score: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> tuple[Choice, list[float]]:
+        """Choose by a score that depends on C alone; return the fitted Cs beside the choice."""
+        fitted: list[float] = []
 
-    @pytest.fixture
-    def samples(self) -> Samples:
-        return Samples(*samples(300, 5), 5)
+        def fit(features: Floats, y: Ints, classes: int, penalty: float, seed: int) -> Layer:
+            fitted.append(penalty)
+            return Layer(np.zeros((2, 7)), np.zeros(2), violation=penalty)
 
-    @pytest.mark.parametrize(("count", "cores"), [(5, 2), (4, 3), (1, 4)])
-    def test_layers_are_the_same_bit_for_bit(
-        self, samples: Samples, monkeypatch: pytest.MonkeyPatch, count: int, cores: int
-    ) -> None:
-        fits = self.fits(samples, count)
-        alone = fit_layers(samples, fits)
-        assert len(alone) == count
-        assert len({layer[0].tobytes() for layer in alone}) == count, "fits are not told apart"
-        here: list[LogisticFit] = []
-        own = LogisticFit.layer
-        monkeypatch.setattr(
-            LogisticFit, "layer", lambda fit, seen: (here.append(fit), own(fit, seen))[1]
+        monkeypatch.setattr("methods.retraining.fit_layer", fit)
+        features, y = samples(40, 2)
+        choice = choose_penalty(
+            Samples(features, y, 2),
+            y,
+            RetrainConfig(penalties=penalties, splits=2),
+            lambda scores, rows: score(fitted[-1]),
+            np.random.default_rng(0),
         )
-        shared = fit_layers(samples, fits, cores)
-        assert list(map(id, here)) == list(map(id, fits[::cores])), "helpers did not do their share"
-        for (weights, intercepts), (others, other) in zip(alone, shared, strict=True):
-            np.testing.assert_array_equal(weights, others)
-            np.testing.assert_array_equal(intercepts, other)
+        return choice, fitted[::2]
 
-    def test_one_core_starts_no_process(
-        self, samples: Samples, monkeypatch: pytest.MonkeyPatch
+    def test_not_where_the_best_is_inside(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        choice, fitted = self.choose((1.0, 0.1, 0.01), lambda c: -abs(c - 0.1), monkeypatch)
+        assert (choice.penalty, choice.edge, fitted) == (0.1, None, [1.0, 0.1, 0.01])
+
+    def test_weaker_while_that_is_better(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        choice, fitted = self.choose((0.5, 10.0, 2.0), lambda c: -abs(c - 240), monkeypatch)
+        assert fitted == pytest.approx([0.5, 10.0, 2.0, 50.0, 250.0, 1250.0])
+        assert (choice.penalty, choice.edge) == (pytest.approx(250.0), "largest")
+        assert sorted(choice.scores) == sorted(fitted)
+        assert choice.violation == pytest.approx(1250.0)
+
+    def test_stronger_while_that_is_better(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        choice, fitted = self.choose((1.0, 0.1), lambda c: -c if c > 0.005 else -1.0, monkeypatch)
+        assert fitted == pytest.approx([1.0, 0.1, 0.01, 0.001])
+        assert (choice.penalty, choice.edge) == (pytest.approx(0.01), "smallest")
+
+    def test_not_for_an_equal_score(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Separable data score alike for every large C, which leads nowhere."""
+        choice, fitted = self.choose((1.0, 0.1), lambda c: min(c, 1.0), monkeypatch)
+        assert fitted == pytest.approx([1.0, 0.1, 10.0])
+        assert (choice.penalty, choice.edge) == (1.0, "largest")
+
+    def test_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        choice, fitted = self.choose((1.0, 0.1), lambda c: c, monkeypatch)
+        assert choice.penalty == max(fitted) == pytest.approx(10.0**MOST_WIDER)
+        assert choice.edge == "largest"
+
+    def test_not_of_one_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """That is what a tuning trial sets, and it is what the trial is about."""
+        choice, fitted = self.choose((0.3,), lambda c: c, monkeypatch)
+        assert (choice.penalty, choice.edge, fitted) == (0.3, None, [0.3])
+
+    @pytest.mark.parametrize(
+        ("grid", "chosen", "expected"),
+        [
+            ((0.01, 3.0, 10.0), 10.0, 100 / 3),
+            ((0.7, 1.0), 1.0, 1 / 0.7),
+            ((0.01, 0.03, 1.0), 0.01, 0.01 / 3),
+            ((0.01, 0.03, 1.0), 0.03, None),
+            ((0.3,), 0.3, None),
+        ],
+    )
+    def test_goes_on_by_the_last_factor(
+        self, grid: tuple[float, ...], chosen: float, expected: float | None
     ) -> None:
-        monkeypatch.setattr(subprocess, "Popen", None)
-        assert len(fit_layers(samples, self.fits(samples, 2))) == 2
-        with pytest.raises(TypeError):
-            fit_layers(samples, self.fits(samples, 2), cores=2)
+        assert next_penalty(grid, chosen) == (expected and pytest.approx(expected))
 
-    def test_what_a_dead_helper_left_is_done_here(
-        self, samples: Samples, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        fits = self.fits(samples, 3)
-        alone = fit_layers(samples, fits)
-        monkeypatch.setattr(sys, "executable", shutil.which("false"))
-        for (weights, _), (others, _) in zip(alone, fit_layers(samples, fits, 2), strict=True):
-            np.testing.assert_array_equal(weights, others)
 
-    def test_the_time_of_helpers_is_charged(self, samples: Samples) -> None:
-        """Starting one alone takes a tenth of a second of the processor."""
-        fits = self.fits(samples, 2)
-        fit_layers(samples, fits)
-        spent = []
-        for cores in (1, 2):
-            before = CpuClock.now()
-            fit_layers(samples, fits, cores)
-            spent.append((CpuClock.now() - before).cpu)
-        assert spent[1] > 2 * spent[0]
+class TestProgress:
+    def test_every_fit_is_reported(self) -> None:
+        features, y = samples(60, 2)
+        config, told = RetrainConfig(penalties=(0.1, 1.0), splits=2, retrains=3), list[str]()
+        own = Samples(features, y, 2), y, config
+        choice = choose_penalty(*own, lambda *_: 0.5, np.random.default_rng(0), told.append)
+        assert told[:2] == ["C = 0.1, halving 1/2", "C = 0.1, halving 2/2"]
+        assert len(told) == 2 * len(choice.scores)
+        scale = Standardiser.of(features)
+        average_layer(*own, 0.1, scale, np.random.default_rng(0), told.append)
+        assert told[-3:] == [f"C = 0.1, fit {number}/3" for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -263,7 +240,7 @@ def test_average_equals_a_direct_computation(classes: int) -> None:
         for label in range(1, 2) if classes == 2 else range(classes):
             model = lasso(0.3, seed).fit(scaled[subset], y[subset] == label)
             scores[:, label] += (scaled @ model.coef_[0] + model.intercept_[0]) / 6
-    np.testing.assert_allclose(apply_layer(layer, features), scores, atol=1e-9)
+    np.testing.assert_allclose(layer.scores(features), scores, atol=1e-5)
 
 
 @pytest.mark.parametrize(
