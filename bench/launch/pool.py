@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -39,7 +40,7 @@ from datasets.config import Values
 from methods.backbones import LENETS
 
 RETRY_SECONDS = 2.0  # how often to look again at a job that another process is running
-POLL_SECONDS = 0.2  # how long to wait for a message before the display is drawn again
+POLL_SECONDS = 0.2  # how long to wait for a message before the source is asked for more jobs
 SOURCE_SECONDS = 0.5  # how often to ask a source again that had nothing to hand out
 EXIT_SECONDS = 10.0  # how long a worker that has sent its record may take to end
 START_TRIES = 6  # how often to try to start a worker whose fork server dies meanwhile
@@ -157,7 +158,6 @@ def run_pool(
         while pool.workers or pool.waiting or not source.exhausted:
             pool.assign_jobs()
             pool.receive()
-            display.tick()
     finally:
         pool.end()
     return pool.records
@@ -264,12 +264,7 @@ class _Pool:
 
     def _run_here(self, attempt: Attempt) -> None:
         """Run a job in this process."""
-
-        def report(progress: Values) -> str | None:
-            self.display.tick()
-            return self._progressed(attempt.job, progress)
-
-        stored = attempt.final
+        report, stored = partial(self._progressed, attempt.job), attempt.final
         record = run_job(attempt.job, self.options, report, final=stored)
         self._ended(attempt, record, stored=stored)
 

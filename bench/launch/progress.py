@@ -34,10 +34,6 @@ class Display(Protocol):
     def finished(self, job: Job, record: Record) -> None:
         """Show how a job ended."""
 
-    def tick(self) -> None:
-        """Show that time passed."""
-        return
-
 
 class PlainProgress(Display):
     """One line when a job starts, when it ends, and now and then in between."""
@@ -69,31 +65,29 @@ class PlainProgress(Display):
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class LiveTable:
+class LiveTable(Display):
     """A table of running jobs that is drawn over and over, and a line for each finished one."""
 
     def __init__(self, total: int, console: Console, *, done: int = 0, noun: str = "runs") -> None:
         self.total, self.done, self.noun = total, done, noun
-        self._began: dict[str, float] = {}
-        self._progress: dict[str, Values] = {}
-        self.live = Live(self._table(), console=console, refresh_per_second=4, transient=True)
+        self._running: dict[str, tuple[float, Values]] = {}  # since when, and how far
+        self.live = Live(get_renderable=self._table, console=console, transient=True)
 
     def started(self, job: Job) -> None:
         """Add a row."""
-        self._began[job.run_id] = time.monotonic()
-        self._progress[job.run_id] = {}
+        self._running[job.run_id] = time.monotonic(), {}
 
     def progressed(self, job: Job, progress: Values) -> None:
         """Update a row; within an epoch, the score of the last one stays."""
-        before = self._progress.get(job.run_id, {})
+        began, before = self._running.get(job.run_id, (time.monotonic(), {}))
         within = "step" in progress and before.get("stage") == progress.get("stage")
         kept = {"selection": before["selection"]} if within and "selection" in before else {}
-        self._progress[job.run_id] = {**kept, **progress}
+        self._running[job.run_id] = began, {**kept, **progress}
 
     def finished(self, job: Job, record: Record) -> None:
         """Turn a row into a line above the table."""
-        self._progress.pop(job.run_id, None)
-        seconds = time.monotonic() - self._began.pop(job.run_id, time.monotonic())
+        began, _ = self._running.pop(job.run_id, (time.monotonic(), {}))
+        seconds = time.monotonic() - began
         self.done += 1
         colour = "green" if record.done else "red"
         self.live.console.print(
@@ -101,22 +95,18 @@ class LiveTable:
             f"[dim]{seconds:.0f} s[/]"
         )
 
-    def tick(self) -> None:
-        """Draw the table as it is now."""
-        self.live.update(self._table())
-
     def _table(self) -> Table:
         title = f"{self.done} of {self.total} {self.noun} finished"
         columns = ("run", "stage", "epoch", "selection", "running for", "left in stage")
         table = Table(*columns, title=title, title_justify="left")
-        for run_id, progress in self._progress.items():
+        for run_id, (began, progress) in list(self._running.items()):  # drawn in another thread
             value, end = _number(progress, "selection"), _number(progress, "expected_end")
             table.add_row(
                 run_id,
                 str(progress.get("stage", "")),
                 _epoch_cell(progress),
                 f"{value:.2f}" if value is not None else "",
-                f"{time.monotonic() - self._began[run_id]:.0f} s",
+                f"{time.monotonic() - began:.0f} s",
                 f"{max(0.0, end - time.time()):.0f} s" if end is not None else "",
             )
         return table

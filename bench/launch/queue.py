@@ -36,7 +36,6 @@ from datasets.files import Damaged, atomic_file, read_checked, set_aside, with_c
 from datasets.lock import Lock
 
 FOLLOW_SECONDS = 2.0  # how often a followed launch is looked at
-FOLLOW_TICKS = 8  # how often the display is drawn in that time
 LOG_TAIL = 4000  # characters of a task's log that a failed record keeps
 
 States = Mapping[tuple[str, int], TaskState]
@@ -288,7 +287,6 @@ def follow(jobs: Sequence[Job], store: Store, display: Display) -> list[Record]:
                     records.append(record)
             elif run_id in shown:
                 display.progressed(job, store.progress(run_id) or {"stage": run.status.value})
-        for _ in range(FOLLOW_TICKS if waiting else 0):
-            display.tick()
-            time.sleep(FOLLOW_SECONDS / FOLLOW_TICKS)
+        if waiting:
+            time.sleep(FOLLOW_SECONDS)
     return records

@@ -42,9 +42,6 @@ class Notes:
     def finished(self, job: Job, record: Record) -> None:
         self.finished_jobs.append(job.run_id)
 
-    def tick(self) -> None:
-        pass
-
 
 @dataclass
 class FakeSlurm:

@@ -111,7 +111,6 @@ def test_plain_lines(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     display.progressed(job, {"stage": "erm", "epoch": 1, "epochs": 2})
     monkeypatch.setattr(progress, "QUIET_SECONDS", -1.0)
     display.progressed(job, {"stage": "erm", "epoch": 2, "epochs": 2})
-    display.tick()
     display.finished(job, done(job, 0))
     assert sink.getvalue().splitlines() == [
         f"[1/3] start  {job.run_id}",
@@ -128,7 +127,7 @@ def test_the_live_table_keeps_the_score_while_an_epoch_runs(job: Job) -> None:
     epoch = {"stage": "erm", "epoch": 1, "epochs": 4}
     table.progressed(job, {**epoch, "selection": 0.75, "expected_end": time.time() + 100})
     table.progressed(job, {**epoch, "step": 1, "steps": 2})
-    console.print(table._table())
+    console.print(table.live.get_renderable())
     shown = sink.getvalue()
     assert "0 of 2 trials finished" in shown
     assert all(text in shown for text in (job.run_id, "2/4, 50%", "0.75"))

@@ -29,6 +29,7 @@ from bench.provenance import GitState
 from bench.record import Status, new_record
 from bench.runner import RunOptions
 from bench.store import Store
+from datasets.config import Values
 from datasets.errors import UsageError
 from datasets.files import StorageError, append_line
 
@@ -244,17 +245,15 @@ def test_following_ends_with_the_last_run(
     launch_of(jobs, store)
     append_line(store.work / jobs[0].run_id / "progress.json", {"stage": "erm"})
     slurm.says("RUNNING", "PENDING", "CANCELLED")
-    rounds = 0
+    to_end = [jobs[1], jobs[0]]
 
-    def tick() -> None:
-        nonlocal rounds
-        rounds += 1
-        if rounds == 1:
-            store.write(new_record(jobs[1], Status.DONE))
-        if rounds == queue.FOLLOW_TICKS + 1:
-            store.write(new_record(jobs[0], Status.DONE))
+    def progressed(job: Job, progress: Values) -> None:
+        """End a run at each look at the first, which is followed to the end."""
+        assert job == jobs[0]
+        notes.stages.append(str(progress["stage"]))
+        store.write(new_record(to_end.pop(0), Status.DONE))
 
-    monkeypatch.setattr(notes, "tick", tick)
+    monkeypatch.setattr(notes, "progressed", progressed)
     records = follow(jobs, store, notes)
     ids = [job.run_id for job in jobs]
     assert [record.run_id for record in records] == [ids[2], ids[1], ids[0]]
