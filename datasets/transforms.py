@@ -208,8 +208,7 @@ class Transform:
             ends = list(accumulate(counts))
             parts = [batch[end - count : end] for end, count in zip(ends, counts, strict=True)]
             return torch.cat([self(part, generator) for part in parts])
-        drawn = [self._draw(count, _given(generator)) for count in counts]
-        chosen = torch.cat(drawn, dim=2) if len(drawn) > 1 else drawn[0]
+        chosen = self.draw(counts, _given(generator))
         matrices = [
             _every_matrix(self.cut, source, self.resolution, chosen.device)[flips, ways]
             for source, flips, ways in zip(batch.pixels.shape[2:], *chosen, strict=True)
@@ -220,8 +219,16 @@ class Transform:
         """Return whether all weights are known beforehand, to be looked up instead of computed."""
         return batch.one_size and isinstance(self.cut, PaddedRandomCrop | ResizedRandomCrop)
 
+    def draw(self, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Draw what `axes` draws for each batch, as numbers: (flip, cut) x (rows, columns) x all.
+
+        Only for images of one size.
+        """
+        drawn = [self._draw(count, generator) for count in counts]
+        return torch.cat(drawn, dim=2) if len(drawn) > 1 else drawn[0]
+
     def _draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draw what `axes` draws, as numbers: (flip, cut) x (rows, columns) x count."""
+        """Draw for one batch."""
         assert isinstance(self.cut, PaddedRandomCrop | ResizedRandomCrop)
         ways = self.cut.draw(count, generator, self.resolution)
         flips = torch.zeros_like(ways)
@@ -229,6 +236,16 @@ class Transform:
             if flipped:
                 flips[axis] = torch.rand(count, generator=generator, device=ways.device) < 0.5
         return torch.stack([flips, ways])
+
+    def resized(self, pixels: Tensor) -> Tensor:
+        """Resize whole images of one size, and normalise them, for windows to be cut of them."""
+        assert isinstance(self.cut, ResizedRandomCrop)
+        side = self.cut.resize
+        matrices = [
+            _every_matrix(self.cut, source, side, pixels.device)[0].expand(len(pixels), -1, -1)
+            for source in pixels.shape[2:]
+        ]
+        return self._normalised(resample(pixels, *matrices))
 
     def _normalised(self, pixels: Tensor) -> Tensor:
         factor, shift = _normalisation(self.mean, self.std, pixels.device)

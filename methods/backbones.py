@@ -23,6 +23,8 @@ from methods.training import isolated_randomness
 
 LENETS = ("lenet4", "lenet5")
 CONVOLUTIONS = 6  # layers of a LeNet before what is different in the two
+WIDENED = 3  # of them, up to the second convolution
+REGISTER = 8  # numbers that a vector register holds
 
 # Now, since a fitted network that comes from another process imports timm by being unpickled.
 declare_missing_operators()
@@ -71,23 +73,47 @@ class WholeImageConv(nn.Conv2d):
 
 
 class LeNet(nn.Sequential):
-    """Layers in order; in training, grey images go through the convolutions in pairs.
+    """Layers in order; the first convolution's six channels alone fill no vector register.
 
-    Six channels fill less than half of a vector register. Two images laid side by side, as the two
-    groups of a grouped convolution with the same weights twice, fill it: the same sums, a third
-    more images a second. With three input channels it gains nothing.
+    In training, grey images go through the convolutions in pairs. Two images laid side by side, as
+    the two groups of a grouped convolution with the same weights twice, fill it: the same sums, a
+    third more images a second. Colour images get two more channels of zero weights, which are
+    dropped after the pooling: a twentieth more, and every bit as it was. With gradients outside of
+    training, as heatmaps take them, all layers are called one by one.
     """
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the features of a batch."""
         layers = list(self.children())
         grey, even = images.shape[1] == 1, len(images) % 2 == 0
-        if self.training and torch.is_grad_enabled() and grey and even:
+        training = self.training and torch.is_grad_enabled()
+        if training and grey and even:
             images = _in_pairs(layers[:CONVOLUTIONS], images)
             layers = layers[CONVOLUTIONS:]
+        elif not grey and (training or not torch.is_grad_enabled()) and _can_widen(images):
+            images = _widened(layers[:WIDENED], images)
+            layers = layers[WIDENED:]
         for layer in layers:
             images = layer(images)
         return images
+
+
+def _can_widen(images: Tensor) -> bool:
+    """Return whether images are laid out as the loop does on a processor; elsewhere bits differ."""
+    by_pixel = images.is_contiguous(memory_format=torch.channels_last)
+    return images.device.type == "cpu" and by_pixel
+
+
+def _widened(layers: list[nn.Module], images: Tensor) -> Tensor:
+    """Apply a convolution and what pools it, with channels of zeros added in between."""
+    first, *rest = layers
+    assert isinstance(first, nn.Conv2d) and first.bias is not None
+    more = -first.out_channels % REGISTER
+    weight = functional.pad(first.weight, (0, 0, 0, 0, 0, 0, 0, more))
+    images = functional.conv2d(images, weight, functional.pad(first.bias, (0, more)))
+    for layer in rest:
+        images = layer(images)
+    return images[:, : first.out_channels].contiguous(memory_format=torch.channels_last)
 
 
 def _in_pairs(layers: list[nn.Module], images: Tensor) -> Tensor:

@@ -11,8 +11,12 @@ cluster and b that to the nearest other cluster; it is 0 for a point that is alo
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import warnings
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +29,22 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 STARTS = 3  # of a fit, of which the best is taken
+
+UNCACHED = {
+    "umap.umap_": ("smooth_knn_dist", "compute_membership_strengths", "init_transform"),
+    "umap.layouts": ("_nb_optimize_layout_euclidean_single_epoch",),
+    "umap.utils": ("tau_rand", "tau_rand_int"),
+    "pynndescent.kernels": ("generate_graph_update_array_batched",),
+    "pynndescent.utils": (
+        *("build_candidates_owner", "generate_graph_update_array", "deheap_sort"),
+        *("apply_sorted_graph_update_array", "sort_updates_by_block"),
+    ),
+    "pynndescent.pynndescent_": (
+        *("init_rp_tree", "init_random", "generate_leaf_updates", "process_candidates"),
+    ),
+}
+"""What UMAP compiles in every process, since its authors left it out of Numba's cache on disk."""
+DISTANCES = ("squared_euclidean", "euclidean")  # functions that some of these are given
 
 
 @dataclass(frozen=True)
@@ -289,6 +309,7 @@ def umap_embedding(
     """Lay points out in the plane with UMAP, and place others, if there are any, among them."""
     from umap import UMAP
 
+    keep_compiled()
     layout = UMAP(
         n_components=2,
         n_neighbors=neighbours,
@@ -300,3 +321,27 @@ def umap_embedding(
     )
     plane = layout.fit_transform(points).astype(np.float64)
     return plane, layout.transform(others).astype(np.float64) if len(others) else plane[:0]
+
+
+@cache
+def keep_compiled() -> None:
+    """Have what UMAP compiles kept in Numba's cache on disk, from where later processes take it.
+
+    It is the code itself that is kept, so that no bit of a layout depends on it. Of the functions
+    that cannot be cached what remains is a few seconds; with all of them it was most of a minute.
+    """
+    from numba.core.dispatcher import Dispatcher
+
+    def compiled(module: str, names: tuple[str, ...]) -> list[Any]:
+        found = (getattr(importlib.import_module(module), name, None) for name in names)
+        return [function for function in found if isinstance(function, Dispatcher)]
+
+    # A cache is a convenience: with another version of these libraries there may be none.
+    with contextlib.suppress(ImportError, AttributeError, AssertionError, RuntimeError):
+        # Code for a function that is given another is found again by that one's name, which is
+        # otherwise drawn anew in each process.
+        for function in compiled("pynndescent.distances", DISTANCES):
+            function._set_uuid(f"{function.py_func.__name__} {version('pynndescent')}")
+        for module, names in UNCACHED.items():
+            for function in compiled(module, names):
+                function.enable_caching()

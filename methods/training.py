@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from datasets.augmented import AugmentedImages
 from datasets.base import Task
 from datasets.errors import BenchError
-from datasets.resident import batches
 from methods.averaging import WeightAverage
 from methods.base import Context, Selected
 from methods.optimisation import (
@@ -143,6 +143,7 @@ class Training:
     _optimizer: torch.optim.Optimizer = field(init=False, repr=False)
     _schedule: Schedule = field(init=False, repr=False)
     _labels: Tensor = field(init=False, repr=False)
+    _train: AugmentedImages = field(init=False, repr=False)
     _val: EvalImages = field(init=False, repr=False)
     _averaged: WeightAverage | None = field(init=False, repr=False)
     _epoch: int = field(init=False, repr=False)  # how many are finished
@@ -178,6 +179,7 @@ class Training:
         self._optimizer = build_optimizer(self.config, groups)
         self._schedule = build_schedule(self.config, self._optimizer, self._rule.higher_is_better)
         self._labels = self.task.train.y.to(device)
+        self._train = AugmentedImages(self.task.train.images, self.task.train_transform)
         self._val = EvalImages(self.task.val.images, self.task.eval_transform)
         self._averaged = WeightAverage(self.model, self.average) if self.average > 0 else None
         self._epoch, self._best_epoch, self._epochs_without_improvement = 0, 0, 0
@@ -273,11 +275,8 @@ class Training:
         """Gather and augment the images of one batch after another."""
         generator = self.ctx.generator(self.name, stream, self._epoch)
         groups = augmented_together(parts, self.task.train_transform.resolution)
-        joined = [torch.cat(group) if len(group) > 1 else group[0] for group in groups]
-        for group, raw in zip(groups, batches(self.task.train.images, joined), strict=True):
+        for group, images in zip(groups, self._train.batches(groups, generator), strict=True):
             counts = [len(part) for part in group]
-            images = self.task.train_transform.batched(raw, counts, generator)
-            images = images.contiguous(memory_format=torch.channels_last)
             for part, own in zip(group, images.split(counts), strict=True):
                 yield Batch(own, self._labels[part], part)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from bench.context import RunContext
 from datasets.base import BackboneSpec, Task
 from datasets.errors import DataCorrupt, DataMissing, UsageError
+from methods import backbones
 from methods.backbones import (
     Backbone,
     Classifier,
@@ -97,6 +100,42 @@ def test_images_in_pairs_give_the_same_features_and_gradients(count: int) -> Non
     torch.testing.assert_close(ours[0], published[0])
     torch.testing.assert_close(ours[1], published[1])
     torch.testing.assert_close(backbone.eval()(images), ours[0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 32, 64, 500])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["lenet4", "lenet5"])
+def test_added_channels_leave_every_bit_of_colour_images(
+    name: str, training: bool, count: int
+) -> None:
+    torch.manual_seed(count)
+    backbone = build_backbone(BackboneSpec(name), 3).to(memory_format=torch.channels_last)
+    assert isinstance(backbone.body, LeNet)
+    backbone.train(training)
+    images = torch.randn(count, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    weights = torch.randn(backbone.dim)
+
+    def one_by_one(batch: Tensor) -> Tensor:
+        for layer in backbone.body.children():
+            batch = layer(batch)
+        return batch
+
+    def value_and_gradients(network: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        backbone.zero_grad()
+        out = network(images)
+        if training:
+            (out @ weights).pow(2).mean().backward()
+        gradients = [p.grad.clone() for p in backbone.parameters() if p.grad is not None]
+        return [out.detach(), *gradients]
+
+    with (
+        torch.set_grad_enabled(training),
+        mock.patch.object(backbones, "_widened", wraps=backbones._widened) as widened,
+    ):
+        ours, theirs = value_and_gradients(backbone), value_and_gradients(one_by_one)
+    assert widened.call_count == 1
+    assert len(ours) == (1 + len(list(backbone.parameters())) if training else 1)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 28, 28), (2, 16, 10, 10), (1, 2, 7, 5)])

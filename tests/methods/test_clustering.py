@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.caching import NullCache
 from sklearn.metrics import silhouette_samples
 
 import methods.clustering
 from datasets.errors import UsageError
 from methods.clustering import (
+    UNCACHED,
     ClusterConfig,
     Floats,
     Ints,
     best_fit,
+    keep_compiled,
     kept_subclusters,
     macro_silhouette,
     silhouettes,
@@ -286,3 +294,38 @@ def test_embedding_is_repeatable_and_finite() -> None:
     other_seed = umap_embedding(points, points[:0], 4, **knobs)
     assert not np.array_equal(first[0], other_seed[0])
     assert other_seed[1].shape == (0, 2)
+
+
+@pytest.mark.xdist_group("umap")
+def test_what_umap_compiles_in_every_process_is_cached() -> None:
+    """A name that another version of the library lacks would be compiled anew, without a word."""
+    keep_compiled()
+    for module, names in UNCACHED.items():
+        for name in names:
+            function = getattr(importlib.import_module(module), name)
+            assert not isinstance(function._cache, NullCache), f"{module}.{name}"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("umap")
+def test_a_second_process_compiles_little_and_lays_out_the_same(tmp_path: Path) -> None:
+    layout = """
+import sys
+import time
+import numpy as np
+from methods.clustering import umap_embedding
+points = np.random.default_rng(0).normal(size=(4500, 8))
+plane, others = umap_embedding(points[:4200], points[4200:], 3, epochs=5)
+np.save(sys.argv[1], np.concatenate([plane, others]))
+print(time.process_time())
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    seconds = []
+    for name in ("first", "second"):
+        words = [sys.executable, "-c", layout, str(tmp_path / name)]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        assert "NumbaWarning" not in done.stderr
+        seconds.append(float(done.stdout))
+    first, second = (np.load(tmp_path / f"{name}.npy") for name in ("first", "second"))
+    np.testing.assert_array_equal(first, second)
+    assert seconds[1] < seconds[0] / 2, seconds
