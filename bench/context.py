@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from bench import numerics
 from bench.job import Job
 from bench.process import CpuClock
 from bench.provenance import GitState, environment, git_state
@@ -224,7 +225,10 @@ class RunContext:
         self._progress = progress
         self._audit = audit
         anyway = settings.resume_anyway
-        note = account.check_code(settings.code, resume_anyway=anyway) if settings.code else ""
+        # Half a training in other arithmetic would be a run of neither, too.
+        arithmetic = numerics.in_effect()["choice"]
+        mark = settings.code if arithmetic == "pinned" else f"{settings.code}-{arithmetic}"
+        note = account.check_code(mark, resume_anyway=anyway) if settings.code else ""
         if note:
             self.report(stage=note, note=note)
 
@@ -377,8 +381,9 @@ class RunContext:
                 note = f"the stage {path.name} is damaged ({error}): computed again, see {place}"
                 self.report(stage=note, note=note)
             return None
-        at_hand = (self.settings.label_digest, self.settings.pixel_digest)
-        fits = all(own in (None, now) for own, now in zip(stored.digests, at_hand, strict=True))
+        arithmetic = numerics.in_effect()["choice"]
+        at_hand = (self.settings.label_digest, self.settings.pixel_digest, arithmetic)
+        fits = all(own in (None, now) for own, now in zip(stored.made_from, at_hand, strict=True))
         return stored if new_enough and fits else None
 
     def _compute_stage(
@@ -435,14 +440,15 @@ class RunContext:
 class StoredStage:
     """A finished stage on disk; its costs are those to the run that computed it.
 
-    `digests` are those of the labels and pixels it saw, where it says so.
+    `made_from` are the digests of the labels and pixels it saw, where it says so, and the choice of
+    arithmetic, which before there was one was the processor's own.
     """
 
     result: StageResult
     computed_by: str
     history: tuple[HistoryRow, ...]
     costs: tuple[StageCost, ...]
-    digests: tuple[str | None, str | None]
+    made_from: tuple[str | None, str | None, str | None]
 
     @staticmethod
     def read(path: Path) -> StoredStage:
@@ -471,12 +477,13 @@ class StoredStage:
             resumed_from=tuple(raw.get("resumed_from", ())) or None,
         )
         inner = (read_part(StageCost, cost) for cost in raw["stages"])
+        arithmetic = (raw["environment"].get("numerics") or {"choice": "native"})["choice"]
         return StoredStage(
             result=StageResult(load_file(path / TENSORS), raw["facts"]),
             computed_by=raw["computed_by"],
             history=tuple(raw["history"]),
             costs=(*inner, own),
-            digests=(raw.get("label_digest"), raw.get("pixel_digest")),
+            made_from=(raw.get("label_digest"), raw.get("pixel_digest"), arithmetic),
         )
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bench.audit
+from bench import numerics
 from bench.audit import Auditor
 from bench.context import (
     FitStopped,
@@ -520,6 +521,20 @@ def test_a_stage_of_other_pixels_is_computed_again(tmp_path: Path) -> None:
         other = make_context(tmp_path, run=f"other-{pixels}", pixel_digest=pixels)
         other.stage(toy(), TASK, three_epochs)
         assert other.stage_costs[0].reused is reused
+
+
+def test_work_in_other_arithmetic_is_not_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a finished stage nor half a training: the record names one arithmetic."""
+    begun = make_context(tmp_path, code="aaaa")
+    begun.stage(toy(), TASK, three_epochs)
+    begun.save("fit", {"epoch": 1})
+    monkeypatch.setattr(numerics, "in_effect", lambda: {"choice": "native"})
+    other = make_context(tmp_path, code="aaaa")
+    other.stage(toy(), TASK, three_epochs)
+    assert not other.stage_costs[0].reused
+    assert other.restore("fit") is None
 
 
 def test_checkpoints_of_other_code_are_not_taken_up(tmp_path: Path) -> None:
