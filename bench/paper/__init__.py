@@ -58,7 +58,7 @@ def _tables() -> tuple[TableBuilder, ...]:
 
 def _figures() -> tuple[FigureSpec, ...]:
     from bench.paper import architecture, attribution, depth, leaves, theory
-    from bench.reporting import PARETO, RANKS, TRAINING_TIME, FigureSpec
+    from bench.reporting import PARETO, TRAINING_TIME, FigureSpec
 
     return (
         FigureSpec("architecture", "Inference through a tree", architecture.draw_architecture),
@@ -69,6 +69,6 @@ def _figures() -> tuple[FigureSpec, ...]:
         PARETO,
         FigureSpec("depth_curves", "Impact of depth", depth.draw_depth_curves),
         FigureSpec("proxy", "The proxy against the truth", depth.draw_proxy),
-        *(TRAINING_TIME, RANKS),
+        TRAINING_TIME,
         FigureSpec("theory", "Enrichment and gap", theory.draw_theory, of_runs=False),
     )

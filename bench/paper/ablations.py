@@ -20,11 +20,11 @@ from functools import partial
 
 import torch
 
-from bench.paper.campaigns import CAMPAIGNS
+from bench.paper.campaigns import CAMPAIGNS, MAIN_SEEDS, Variant
 from bench.paper.numbers import paper_by, paper_cell, with_verdict
 from bench.paper.trees import METHOD, Reader, TreeRecord, Trees, tree_table, with_trees
 from bench.reporting.collection import Collection, ReportInput, Run, metric_by_seed, metric_values
-from bench.reporting.main_table import by_method, method_table
+from bench.reporting.main_table import VERDICTS, by_method, method_table
 from bench.reporting.names import (
     dataset_columns,
     dataset_names,
@@ -32,10 +32,12 @@ from bench.reporting.names import (
     headline,
     method_title,
 )
-from bench.reporting.statistics import compare_pairs
+from bench.reporting.statistics import compare_with
 from bench.reporting.table import Cell, CellKey, Column, Row, Table, columns, mark_best, paired_rows
+from methods.base import get_method
 from methods.metrics import worst_group_metric
 from methods.nct.plus import PlusConfig, fit_calibration
+from methods.presets import preset_config
 
 DATASETS = ("waterbirds", "celeba", "cmnist", "umnist", "isic")
 """The paper's order of datasets in these tables."""
@@ -44,8 +46,10 @@ TEST_SELECTED = (
     "better of 2 and 3 is test-selected, as published; depth rule is what the method itself chose "
     "on validation data"
 )
-VERDICTS = "Within, above, below: our mean against the paper's, by the paper's spread."
-SEEDS_NOTE = "A default column holds the main runs; other columns are a sweep of three seeds."
+SEEDS_NOTE = (
+    "A default column holds the main runs of the paper's five seeds, 0 to 4; other columns are a "
+    "sweep of three, here as there."
+)
 
 
 def metric_at(tree: TreeRecord, t: int) -> float | None:
@@ -90,7 +94,8 @@ def abl_minsamples(given: ReportInput) -> Table:
             key = CellKey(METHOD, name, headline(name), f"{variant.name} iteration {t}")
             trees = Trees(with_trees(given.runs.variant(campaign.name, variant.name, name)))
             measured_cells.append(trees.cell(key, partial(metric_at, t=t)))
-            paper_cells.append(paper_cell(paper[name, str(t), variant.title.lower()], key))
+            row = paper[name, str(t), variant.title.lower()]
+            paper_cells.append(paper_cell(row, key, n=len(campaign.default_seeds)))
         title = dataset_title(name, headline(name))
         marked, paper_marked = (
             (*mark_best(cells[:2], mark_ties=False), *mark_best(cells[2:], mark_ties=False))
@@ -121,7 +126,7 @@ def _by_variant(
         found = (given.runs.variant(name, key.variant, dataset) for key in keys)
         by_column = [Trees(with_trees(runs)) for runs in found]
         paper_cells = [
-            paper_cell(paper[dataset, value], key)
+            paper_cell(paper[dataset, value], key, n=len(_paper_seeds(variant, dataset)))
             for variant, key in zip(campaign.variants, keys, strict=True)
             for value in variant.overrides.values()
             if in_paper
@@ -147,6 +152,14 @@ def _by_variant(
         notes=(SEEDS_NOTE, VERDICTS) if in_paper else (SEEDS_NOTE,),
         in_paper=in_paper,
     )
+
+
+def _paper_seeds(variant: Variant, dataset: str) -> tuple[int, ...]:
+    """Return the paper's seeds of a column: the main ones where it repeats the preset."""
+    preset = preset_config(get_method(METHOD), dataset)
+    settings = variant.overrides.items()
+    usual = (str(getattr(preset, name.partition(".")[2])) == value for name, value in settings)
+    return MAIN_SEEDS if all(usual) else variant.seeds
 
 
 ablation_trainable = partial(
@@ -257,7 +270,7 @@ def _difference(ours: Sequence[Run], theirs: Sequence[Run], key: CellKey) -> Cel
     seeds = mine.keys() & yours.keys()
     if not seeds:
         return key.empty("no shared seeds")
-    (gain,) = compare_pairs({"ours": mine, "theirs": yours})
+    (gain,) = compare_with({"ours": mine, "theirs": yours}, ["theirs"])
     note = "one seed" if gain.n == 1 else "the same on every seed"
     if gain.low is not None and gain.high is not None:
         note = f"95%: {gain.low:+.{key.digits}f} to {gain.high:+.{key.digits}f}"

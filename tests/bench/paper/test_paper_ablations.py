@@ -60,10 +60,11 @@ def test_an_ablation_shows_both_selections_beside_the_paper(full_report: dict[st
     assert [cell.mean for cell in better.cells] == [94.0, 60.0, None]
     assert [cell.n for cell in better.cells] == [5, 3, None]
     assert better.cells[2].reason == "not run"
-    assert [cell.note for cell in better.cells] == ["within", "within", ""]
+    assert [cell.note for cell in better.cells] == ["agrees", "cannot tell", ""]
     assert [cell.best for cell in better.cells] == [True, False, False]
     paper = rows["UMNIST (WGA)", "paper"]
     assert [cell.mean for cell in paper.cells] == [93.7, 57.6, 90.1]
+    assert [cell.n for cell in paper.cells] == [5, 3, 3]  # the default is the main runs, there too
     assert "test-selected" in table.selection
 
 
