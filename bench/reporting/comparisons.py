@@ -154,8 +154,9 @@ def training_time(given: ReportInput) -> Table:
     reference = given.reference
     rows: list[Row] = []
     machines = []
-    for name in names.dataset_names():
-        runs, kind, elsewhere = _on_one_machine(given.runs, name)
+    made = {name: _on_one_machine(given.runs, name) for name in names.dataset_names()}
+    for name in sorted(made, key=lambda name: not made[name][0]):  # those without runs last
+        runs, kind, elsewhere = made[name]
         measured = _costs(given.runs, name, runs)
         paper = [
             reference_cell(reference, CellKey(method, name, "minutes"), "not in the paper")
@@ -211,7 +212,7 @@ def _on_one_machine(runs: Collection, dataset: str) -> tuple[list[Run], str, str
     ((kind, count),) = counted.most_common(1)
     rest = len(found) - count
     chosen = sorted(run for run in found if run.record.provenance.hardware() == kind)
-    return chosen, kind, f"{rest} runs on other machines" if rest else ""
+    return chosen, kind, f"{rest} on other machines" if rest else ""
 
 
 def _run_costs(runs: Sequence[Run]) -> dict[str, tuple[float | None, ...]]:
