@@ -17,6 +17,7 @@ from bench.audit import parse_interval
 from bench.cost import ExpectedCost, expected_totals, stage_seconds
 from bench.job import (
     FIRST_DEVELOPMENT_SEED,
+    PUBLISHED_SEEDS,
     Job,
     Request,
     expand,
@@ -203,18 +204,23 @@ def make_request(
         seeds: a count (5 is 0..4), or the seeds themselves as a list or as text (`3,7`).
         wanted: see `Wanted`.
     """
-    text = str(seeds) if isinstance(seeds, int | str) else ",".join(map(str, seeds)) + ","
     named = parse_names(_joined(methods), tuple(load_methods()))
     on = parse_names(_joined(datasets), tuple(load_datasets()))
     return Request(
         methods=tuple(get_method(name).name for name in named),
         datasets=tuple(get_dataset(name).name for name in on),
-        seeds=parse_seeds(text),
+        seeds=_seeds(seeds),
         data_root=_data_root(wanted.get("data_root")),
         preset=wanted.get("preset", "paper"),
         overrides=_overrides(wanted.get("settings")),
         quick=wanted.get("quick", False),
         presets=Path(wanted.get("results", "results")) / "presets",
+    )
+
+
+def _seeds(given: Seeds) -> tuple[int, ...]:
+    return parse_seeds(
+        str(given) if isinstance(given, int | str) else ",".join(map(str, given)) + ","
     )
 
 
@@ -521,6 +527,7 @@ def report(
     *,
     results: Path | str = "results",
     published: bool = False,
+    seeds: Seeds = PUBLISHED_SEEDS,
     data_root: Path | str | None = None,
 ) -> Path:
     """Write tables, figures and one page from stored runs; return the page.
@@ -529,13 +536,18 @@ def report(
         out: the folder to write to.
         results: whose runs to show.
         published: show the published runs instead.
+        seeds: those that tables average, of the published ones; 5 are the paper's.
         data_root: where datasets are, for counts and pictures; they need not be there.
     """
     from bench import paper, reporting
 
+    shown = _seeds(seeds)
+    if others := set(shown) - set(PUBLISHED_SEEDS):
+        known = f"{PUBLISHED_SEEDS[0]} to {PUBLISHED_SEEDS[-1]}"
+        raise UsageError(f"no table shows seed {min(others)}", f"published seeds are {known}")
     store = Store(published_folder() if published else Path(results))
     given = reporting.ReportInput(
-        runs=reporting.collect(store, paper.variant_specs()),
+        runs=reporting.collect(store, paper.variant_specs(), shown),
         data_root=_data_root(data_root),
         reference=paper.reference(),
     )

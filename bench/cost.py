@@ -62,18 +62,21 @@ def warm_up_seconds(history: pd.DataFrame, stages: Collection[str] | None = None
     return total
 
 
-def timing_of(record: Record, history: pd.DataFrame) -> Timing:
-    """Return what a run cost, by its record and its history."""
+def timing_of(record: Record, history: pd.DataFrame | None) -> Timing:
+    """Return what a run cost, by its record and its history; without one no warm-up is known."""
     cost = record.cost
-    reused = {stage.name for stage in cost.stages if stage.reused}
-    own = set(history["stage"].dropna()) - reused  # a stage's training carries its name
+    warm_up = own_warm_up = 0.0
+    if history is not None:
+        reused = {stage.name for stage in cost.stages if stage.reused}
+        own = set(history["stage"].dropna()) - reused  # a stage's training carries its name
+        warm_up, own_warm_up = warm_up_seconds(history), warm_up_seconds(history, own)
     cpu_seconds = cost.cpu()
     return Timing(
         method=record.job.method,
         dataset=record.job.dataset,
         hardware=record.provenance.hardware(),
-        minutes_standalone=(cost.standalone() - warm_up_seconds(history)) / 60,
-        minutes_marginal=(cost.marginal() - warm_up_seconds(history, own)) / 60,
+        minutes_standalone=(cost.standalone() - warm_up) / 60,
+        minutes_marginal=(cost.marginal() - own_warm_up) / 60,
         cpu_minutes=None if cpu_seconds is None else cpu_seconds / 60,
         image_passes=cost.image_passes(),
         peak_memory_gb=(cost.peak_memory_bytes or 0) / 1e9,
@@ -81,19 +84,20 @@ def timing_of(record: Record, history: pd.DataFrame) -> Timing:
     )
 
 
-def minutes_together(runs: Iterable[tuple[Record, pd.DataFrame | None]]) -> float:
-    """Return the minutes of runs, without warm-up if a history shows it, common stages once."""
-    seconds = 0.0
-    counted: set[tuple[str, str]] = set()
-    for record, history in runs:
-        stages = record.cost.stages
-        new = [stage for stage in stages if (stage.name, stage.key) not in counted]
-        seconds += sum(stage.seconds_standalone for stage in new)
-        if history is not None:
-            repeated = {stage.name for stage in stages if stage not in new}
-            seconds -= warm_up_seconds(history, set(history["stage"].dropna()) - repeated)
-        counted.update((stage.name, stage.key) for stage in new)
-    return seconds / 60
+def divided_cpu(records: Sequence[Record]) -> list[float | None]:
+    """Return the processor's seconds of each run, a stage divided among the runs that share it.
+
+    Their sum is what all of them cost together.
+    """
+    sharers = Counter((stage.name, stage.key) for one in records for stage in one.cost.stages)
+    shares: list[float | None] = []
+    for one in records:
+        stages = one.cost.stages
+        known = [
+            s.cpu_seconds / sharers[s.name, s.key] for s in stages if s.cpu_seconds is not None
+        ]
+        shares.append(sum(known) if len(known) == len(stages) else None)
+    return shares
 
 
 def timings(store: Store, records: Iterable[Record]) -> list[Timing]:

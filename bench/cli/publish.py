@@ -15,6 +15,7 @@ from bench.api import write_results_table
 from bench.checking import check, differences, find_runs
 from bench.cli.arguments import published_store
 from bench.cli.output import log, print_json
+from bench.job import PUBLISHED_SEEDS
 from bench.paper.campaigns import variant_specs
 from bench.record import Record, read_record
 from bench.reporting.collection import Classifier
@@ -24,7 +25,6 @@ from datasets.files import atomic_folder
 
 TABLES = ("history.parquet", "predictions.parquet", "partition.parquet")
 FILES = ("record.json", *TABLES, "model.safetensors")
-PUBLISHED_SEEDS = range(10)  # the paper's, and those added for statistics
 
 
 def run(arguments: Namespace) -> int:

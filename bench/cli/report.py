@@ -12,7 +12,8 @@ from bench.reporting import build_pdf
 def run(arguments: Namespace) -> None:
     """Render from the store alone; a partial store renders, empty cells say why."""
     store, out, root = store_to_read(arguments), arguments.out, arguments.data_root
-    page = report(out, results=store.root, published=arguments.published, data_root=root)
+    published, seeds = arguments.published, arguments.seeds
+    page = report(out, results=store.root, published=published, seeds=seeds, data_root=root)
     if arguments.pdf:
         print(build_pdf(out))
     print(f"open {page.resolve().as_uri()}")

@@ -45,7 +45,7 @@ def run(arguments: Namespace) -> None:
     _print_runs(statuses, store, "published runs" if arguments.published else "runs")
     if campaigns:
         rows = [(c.name, c.dataset, f"{c.done} of {c.total}") for c in campaigns]
-        print_table("campaigns, on the paper's seeds", ("campaign", "dataset", "done"), rows)
+        print_table("campaigns", ("campaign", "dataset", "done"), rows)
     _print_studies(workers)
 
 

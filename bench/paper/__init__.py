@@ -60,7 +60,7 @@ def _tables() -> tuple[TableBuilder, ...]:
 
 def _figures() -> tuple[FigureSpec, ...]:
     from bench.paper import architecture, attribution, depth, leaves, selection, theory
-    from bench.reporting import PARETO, RANKS, TRAINING_TIME, FigureSpec
+    from bench.reporting import PARETO, TRAINING_TIME, FigureSpec
 
     return (
         FigureSpec("architecture", "Inference through a tree", architecture.draw_architecture),
@@ -72,6 +72,6 @@ def _figures() -> tuple[FigureSpec, ...]:
         FigureSpec("depth_curves", "Impact of depth", depth.draw_depth_curves),
         FigureSpec("proxy", "The proxy against the truth", depth.draw_proxy),
         FigureSpec("selection_rules", "Rules of selection", selection.draw_selection),
-        *(TRAINING_TIME, RANKS),
+        TRAINING_TIME,
         FigureSpec("theory", "Enrichment and gap", theory.draw_theory, of_runs=False),
     )

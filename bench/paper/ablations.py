@@ -23,11 +23,11 @@ from functools import partial
 
 import torch
 
-from bench.paper.campaigns import CAMPAIGNS, Variant
+from bench.paper.campaigns import CAMPAIGNS, MAIN_SEEDS, Variant
 from bench.paper.numbers import paper_by, paper_cell, with_verdict
 from bench.paper.trees import METHOD, Reader, TreeRecord, Trees, tree_table, with_trees
 from bench.reporting.collection import Collection, ReportInput, Run, metric_by_seed, metric_values
-from bench.reporting.main_table import by_method, method_table
+from bench.reporting.main_table import VERDICTS, by_method, method_table
 from bench.reporting.names import (
     dataset_columns,
     dataset_names,
@@ -35,7 +35,7 @@ from bench.reporting.names import (
     headline,
     method_title,
 )
-from bench.reporting.statistics import compare_pairs
+from bench.reporting.statistics import compare_with
 from bench.reporting.table import Cell, CellKey, Column, Row, Table, columns, mark_best, paired_rows
 from methods.base import get_method
 from methods.metrics import worst_group_metric
@@ -54,8 +54,10 @@ LIKE_WITH_LIKE = (
     "the better of two. Its differences from the default are therefore too small where the default "
     "is best; compare columns within one measured row."
 )
-VERDICTS = "Within, above, below: our mean against the paper's, by the paper's spread."
-SEEDS_NOTE = "A default column holds the main runs; other columns are a sweep of three seeds."
+SEEDS_NOTE = (
+    "A default column holds the main runs of the paper's five seeds, 0 to 4; other columns are a "
+    "sweep of three, here as there."
+)
 
 
 def metric_at(tree: TreeRecord, t: int) -> float | None:
@@ -100,7 +102,8 @@ def abl_minsamples(given: ReportInput) -> Table:
             key = CellKey(METHOD, name, headline(name), f"{variant.name} iteration {t}")
             trees = Trees(with_trees(given.runs.variant(campaign.name, variant.name, name)))
             measured_cells.append(trees.cell(key, partial(metric_at, t=t)))
-            paper_cells.append(paper_cell(paper[name, str(t), variant.title.lower()], key))
+            row = paper[name, str(t), variant.title.lower()]
+            paper_cells.append(paper_cell(row, key, n=len(campaign.default_seeds)))
         title = dataset_title(name, headline(name))
         marked, paper_marked = (
             (*mark_best(cells[:2], mark_ties=False), *mark_best(cells[2:], mark_ties=False))
@@ -127,12 +130,13 @@ def _by_variant(
     for dataset in DATASETS:
         metric = headline(dataset)
         header = dataset_title(dataset, metric)
+        is_default = [repeats_preset(variant, dataset) for variant in campaign.variants]
         keys = [CellKey(METHOD, dataset, metric, variant.name) for variant in campaign.variants]
         found = (given.runs.variant(name, key.variant, dataset) for key in keys)
         by_column = [Trees(with_trees(runs)) for runs in found]
         paper_cells = [
-            paper_cell(paper[dataset, value], key)
-            for variant, key in zip(campaign.variants, keys, strict=True)
+            paper_cell(paper[dataset, value], key, n=len(MAIN_SEEDS if default else variant.seeds))
+            for variant, key, default in zip(campaign.variants, keys, is_default, strict=True)
             for value in variant.overrides.values()
             if in_paper
         ]
@@ -144,10 +148,8 @@ def _by_variant(
             ]
             if paper_cells:
                 judged = with_verdict(cells, paper_cells)
-                alike = [  # selected as the paper's cell is
-                    repeats_preset(variant, dataset) == (read is selected_by_rule)
-                    for variant in campaign.variants
-                ]
+                # Selected as the paper's cell is.
+                alike = [default == (read is selected_by_rule) for default in is_default]
                 both = zip(alike, judged, cells, strict=True)
                 cells = [verdict if same else cell for same, verdict, cell in both]
             measured[f"measured, {selector}"] = mark_best(cells, mark_ties=False)
@@ -295,7 +297,7 @@ def _difference(ours: Sequence[Run], theirs: Sequence[Run], key: CellKey) -> Cel
     seeds = mine.keys() & yours.keys()
     if not seeds:
         return key.empty("no shared seeds")
-    (gain,) = compare_pairs({"ours": mine, "theirs": yours})
+    (gain,) = compare_with({"ours": mine, "theirs": yours}, ["theirs"])
     note = "one seed" if gain.n == 1 else "the same on every seed"
     if gain.low is not None and gain.high is not None:
         note = f"95%: {gain.low:+.{key.digits}f} to {gain.high:+.{key.digits}f}"

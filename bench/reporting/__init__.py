@@ -19,20 +19,20 @@ from bench.reporting.collection import (
     collect,
 )
 from bench.reporting.comparisons import paired_tests, training_time, worst_group_uncertainty
-from bench.reporting.figure import FORMATS, PARETO, RANKS, TRAINING_TIME, FigureSpec, write_figures
+from bench.reporting.figure import FORMATS, PARETO, TRAINING_TIME, FigureSpec, write_figures
 from bench.reporting.html import html_page
 from bench.reporting.latex import build_pdf, document_source, table_source
 from bench.reporting.main_table import left_out, main_results, smoke_runs
 from datasets.files import atomic_file
 
 __all__ = ["Collection", "FigureSpec", "Reference", "ReportInput", "TableBuilder", "VariantSpec"]
-__all__ += ["PARETO", "RANKS", "TRAINING_TIME", "build", "build_pdf", "collect"]
+__all__ += ["PARETO", "TRAINING_TIME", "build", "build_pdf", "collect"]
 
 # What is in a report without any paper.
 GENERIC_TABLES: tuple[TableBuilder, ...] = (
     *(main_results, worst_group_uncertainty, paired_tests, training_time, smoke_runs, left_out),
 )
-GENERIC_FIGURES = (PARETO, TRAINING_TIME, RANKS)
+GENERIC_FIGURES = (PARETO, TRAINING_TIME)
 
 
 def build(

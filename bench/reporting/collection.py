@@ -23,7 +23,7 @@ from bench.job import (
     DEFAULT_PRESET,
     FIRST_DEVELOPMENT_SEED,
     NO_DATA,
-    PAPER_SEEDS,
+    PUBLISHED_SEEDS,
     Job,
     Request,
     expand,
@@ -202,9 +202,9 @@ class Collection:
 
 
 def collect(
-    store: Store, variants: Sequence[VariantSpec] = (), seeds: Sequence[int] = PAPER_SEEDS
+    store: Store, variants: Sequence[VariantSpec] = (), seeds: Sequence[int] = PUBLISHED_SEEDS
 ) -> Collection:
-    """Read every record of a store and classify it, by campaign columns and published seeds."""
+    """Read every record of a store and classify it, by campaign columns and the seeds to show."""
     classifier, found = Classifier(variants, seeds), list(store.read_all())
     runs = [
         classifier.place(one, store.runs / one.run_id) for one in found if isinstance(one, Record)
@@ -254,7 +254,7 @@ class Classifier:
             why = "settings changed by hand" + (f": {why}" if why else "")
         elif job.seed not in self.seeds:
             developed = job.seed >= FIRST_DEVELOPMENT_SEED
-            why = "development seed" if developed else "a seed that is not published"
+            why = "development seed" if developed else "a seed that is not shown here"
         return Run(record, folder, "left out", why)
 
     def today(
@@ -346,14 +346,15 @@ class Reference:
     """A paper's own numbers; without any, tables have no rows of a paper.
 
     Cells are by method, dataset and metric (`minutes`: of training). What is added to the notes of
-    a table or a figure, and the methods that a table leaves out, are by its label.
+    a table or a figure is by its label. `baselines` are the methods with which every other is
+    compared, also where there is no paper.
     """
 
     title: str = "the paper"
     methods: tuple[str, ...] = ()  # in its order
     cells: Mapping[tuple[str, str, str], Cell] = field(default_factory=dict)
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    omitted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    baselines: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.methods)

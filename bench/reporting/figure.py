@@ -1,4 +1,4 @@
-"""Figures: how one is drawn and written, or why there is none, and the three of any report.
+"""Figures: how one is drawn and written, or why there is none, and the two of any report.
 
 Figures are made without pyplot and inside an `rc_context`, so that drawing one changes nothing for
 other users of matplotlib in the same process. Colours are seaborn's colour-blind palette; every
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from bench.record import Record
 from bench.reporting import names
-from bench.reporting.collection import Reference, ReportInput, Run, grouped, metric_values
+from bench.reporting.collection import Reference, ReportInput, Run, grouped
 from bench.reporting.table import Cell, CellKey
 from datasets.catalogue import load_datasets
 from datasets.files import atomic_file
@@ -37,8 +36,6 @@ NO_DATE = {"pdf": {"CreationDate": None, "ModDate": None}, "svg": {"Date": None}
 SMOKE_PREFIX = "smoke_"
 NO_RUNS = "no finished run to show"
 USUAL = ("avg", "wga")  # metrics across and up
-FEWEST_RANKED = 3  # methods, and datasets, that a ranking needs
-SIGNIFICANCE = 0.05
 STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     **{"font.size": 8, "font.family": "sans-serif"},
@@ -220,63 +217,6 @@ def grid(count: int, height: float) -> tuple[Figure, list[Any]]:
     return figure, axes[:count]
 
 
-def draw_ranks(shown: FigureInput) -> Drawn:
-    """Draw average ranks over the datasets on which all methods of the diagram have a number."""
-    table = scores(shown)
-    datasets, methods = table.shape
-    if datasets < FEWEST_RANKED or methods < FEWEST_RANKED:
-        raise SkippedFigure(
-            f"ranks need at least {FEWEST_RANKED} methods measured on at least {FEWEST_RANKED} "
-            f"common datasets; there are {methods} methods on {datasets}"
-        )
-    import scikit_posthocs
-    from scipy.stats import friedmanchisquare
-
-    ranks = table.rank(axis=1, ascending=False).mean()
-    overall = float(friedmanchisquare(*(table[name] for name in table)).pvalue)
-    pairs = scikit_posthocs.posthoc_nemenyi_friedman(table.to_numpy())
-    pairs.index = pairs.columns = table.columns
-    figure = new_figure(WIDTH, 0.9 + 0.22 * methods)
-    axes = figure.subplots()
-    axes.grid(False)
-    scikit_posthocs.critical_difference_diagram(
-        ranks,
-        pairs,
-        ax=axes,
-        label_fmt_left="{label}  ({rank:.1f})  ",
-        label_fmt_right="  ({rank:.1f})  {label}",
-        label_props={"fontsize": 8},
-        crossbar_props={"color": "0.3", "marker": "", "linewidth": 2.5},
-        text_h_margin=0.02,
-    )
-    others = names.headline_exceptions().items()
-    exceptions = "; ".join(f"{title}: {metric}" for title, metric in others)
-    return Drawn(
-        figure,
-        f"Average rank over {datasets} datasets (1 is best) by mean worst-group accuracy"
-        f"{f' ({exceptions})' if exceptions else ''}; methods under one bar do not differ at the "
-        f"{SIGNIFICANCE:.0%} level (Friedman test, then Nemenyi's).",
-        (
-            f"Friedman p = {overall:.3f} over {datasets} datasets and {methods} methods. With so "
-            "few datasets the test has little power: a common bar is no sign of equality.",
-            f"Datasets: {', '.join(table.index)}.",
-        ),
-    )
-
-
-def scores(shown: FigureInput) -> pd.DataFrame:
-    """Return mean headline metrics, datasets x methods, of the methods that every dataset has."""
-    means: dict[str, dict[str, float]] = {}
-    for label, runs in shown.by_dataset().items():
-        for method, own in grouped(runs, lambda run: run.job.method).items():
-            values = [value for value, _ in metric_values(own, names.headline(own[0].job.dataset))]
-            if values:
-                title = escape_mathtext(names.method_title(method))
-                means.setdefault(label, {})[title] = sum(values) / len(values)
-    table = pd.DataFrame(means).T
-    return table.dropna(axis=1) if len(table) else table
-
-
 def draw_pareto(shown: FigureInput) -> Drawn:
     """Draw one panel a dataset, one marker a method, a paper's hollow beside ours."""
     datasets = shown.by_dataset()
@@ -310,8 +250,8 @@ def draw_pareto(shown: FigureInput) -> Drawn:
     return Drawn(
         figure,
         f"Worst-group against average test accuracy{exceptions}. "
-        "Markers: mean over seeds; bars: 95% bootstrap interval of the mean over seeds, absent "
-        f"with a single seed.{hollow}",
+        "Markers: mean over seeds; bars: 95% t-interval of the mean over seeds, absent with a "
+        f"single seed.{hollow}",
         shown.missing(list(datasets)),
     )
 
@@ -363,15 +303,16 @@ def _arms(cell: Cell) -> list[list[float]] | None:
 
 def draw_training_time(shown: FigureInput) -> Drawn:
     """Draw one panel a dataset: a bar a method, its shared first stages and its own part apart."""
-    datasets = shown.by_dataset()
+    runs = tuple(run for run in shown.runs if run.record.cost.cpu() is not None)
+    datasets = replace(shown, runs=runs).by_dataset()
     if not datasets:
-        raise SkippedFigure(NO_RUNS)
+        raise SkippedFigure(f"{NO_RUNS} of which the processor's seconds are known")
     figure, panels = grid(len(datasets), 2.5)
     colours = palette(2)
-    for axes, (label, runs) in zip(panels, datasets.items(), strict=True):
-        methods = names.methods_in_order({run.job.method for run in runs})
+    for axes, (label, own) in zip(panels, datasets.items(), strict=True):
+        methods = names.methods_in_order({run.job.method for run in own})
         for place, method in enumerate(methods):
-            parts = np.array([_parts(run) for run in runs if run.job.method == method])
+            parts = np.array([_parts(run) for run in own if run.job.method == method])
             means = parts.mean(axis=0).tolist()
             for part, name in enumerate(("first stages", "the method's own part")):
                 look = {"color": colours[part], "hatch": HATCHES[part], "edgecolor": INK}
@@ -384,30 +325,24 @@ def draw_training_time(shown: FigureInput) -> Drawn:
         axes.set_yticks(range(len(methods)), titles)
         axes.set_ylim(max(len(methods), 3) - 0.5, -0.5)
         axes.grid(False, axis="y")
-        axes.set(title=label, xlabel="minutes")
+        axes.set(title=label, xlabel="CPU-seconds")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    kinds = sorted({run.record.provenance.hardware() for runs in datasets.values() for run in runs})
+    kinds = sorted({run.record.provenance.hardware() for run in runs})
     return Drawn(
         figure,
-        "Training time of one run by itself, as if nothing were shared between methods: stages "
+        "Processor seconds of one run by itself, as if nothing were shared between methods: stages "
         "that other methods can share (such as a first ERM) and the method's own part; mean over "
         "seeds, whiskers: standard deviation. Auditing and evaluation are not counted.",
-        (
-            f"Measured on: {'; '.join(kinds)}. Runs may have shared the machine with others, so "
-            "differences of a few tens of percent mean nothing.",
-            *shown.reference.notes.get("training_time", ()),
-            *shown.missing(list(datasets)),
-        ),
+        (f"Measured on: {'; '.join(kinds)}.", *shown.missing(list(datasets))),
     )
 
 
 def _parts(run: Run) -> tuple[float, float]:
-    """Return a run's stand-alone minutes in shared stages and in its own part."""
+    """Return a run's stand-alone processor seconds in shared stages and in its own part."""
     cost = run.record.cost
-    own = sum(stage.seconds_standalone for stage in cost.stages if stage.name == "fit")
-    return (cost.standalone() - own) / 60, own / 60
+    own = sum(stage.cpu_seconds or 0.0 for stage in cost.stages if stage.name == "fit")
+    return (cost.cpu() or 0.0) - own, own
 
 
 PARETO = FigureSpec("pareto", "Worst group against average", draw_pareto)
 TRAINING_TIME = FigureSpec("training_time", "Training time", draw_training_time)
-RANKS = FigureSpec("critical_difference", "Average ranks", draw_ranks)

@@ -18,7 +18,17 @@ from bench.reporting.collection import (
     grouped,
     metric_values,
 )
-from bench.reporting.table import Cell, CellKey, Column, Row, Table, mark_best, paired_rows, verdict
+from bench.reporting.statistics import verdict, welch_interval
+from bench.reporting.table import (
+    WELCH,
+    Cell,
+    CellKey,
+    Column,
+    Row,
+    Table,
+    mark_best,
+    paired_rows,
+)
 from methods.base import load_methods
 from methods.presets import preset_config
 
@@ -29,6 +39,15 @@ TIERS = (
     "Not implemented here",
 )
 SMOKE_METRICS = {"wga": "WGA", "avg": "Avg", "auroc": "AUROC"}
+UNKNOWN_SEEDS = 3
+UNKNOWN_SEEDS_NOTE = (
+    f"Where a paper gives a spread and no number of seeds, {UNKNOWN_SEEDS} are assumed."
+)
+VERDICTS = (
+    "Higher, lower: the Welch interval of our mean minus the paper's lies above or below zero; "
+    "agrees: it contains zero and reaches at most 5 points (AUROC: 0.025) to each side; cannot "
+    "tell: it is wider, or one of the two has no spread."
+)
 method_table = partial(Table, row_headers=("Method",), in_paper=False, section_titles=True)
 """A table of ours with a row for each method, tier by tier."""
 
@@ -92,6 +111,25 @@ def machines(runs: Collection) -> str:
     )
 
 
+def seeds_note(cells: Iterable[Cell]) -> str:
+    """Return how many seeds measured cells average, and which of them have another number."""
+    counts: Counter[int] = Counter()
+    of: dict[tuple[str, str], int] = {}
+    for cell in cells:
+        if cell.source == "measured" and cell.n:
+            counts[cell.n] += 1
+            of[cell.key.method, cell.key.dataset] = cell.n
+    if not counts:
+        return "No seed was measured yet."
+    ((usual, _),) = counts.most_common(1)
+    others = ", ".join(
+        f"{names.method_title(method)} on {names.dataset_title(dataset)} (n = {n})"
+        for (method, dataset), n in of.items()
+        if n != usual
+    )
+    return f"Seeds: n = {usual} in every measured cell{f', but for {others}' if others else ''}."
+
+
 def _main_keys(method: str = "") -> list[CellKey]:
     """Return what the columns of the main table are about: the metrics of every dataset."""
     return [
@@ -139,6 +177,7 @@ def main_results(given: ReportInput) -> Table:
         rows=_best_by_tier(rows),
         notes=(
             *([origin] if reference else []),
+            seeds_note(cell for row in rows for cell in row.cells),
             "Bold: best of its tier, among measured and among paper rows apart.",
             *reference.notes.get("main_results", ()),
             machines(given.runs),
@@ -161,12 +200,16 @@ def main_differences(given: ReportInput) -> Table:
         label="main_differences",
         title="Measured minus paper",
         caption=(
-            "Difference of the means of the main table, measured minus paper, and whether it lies "
-            "within the paper's spread (its standard deviation; where it gives none, ours)."
+            "Difference of the means of the main table, measured minus paper, and what its 95% "
+            f"Welch interval says. {VERDICTS}"
         ),
         columns=tuple(map(_main_column, _main_keys())),
         rows=tuple(rows),
-        uncertainty="95% bootstrap interval over our seeds less the paper's mean, in the CSV",
+        uncertainty=(
+            f"{WELCH} of the difference, in the CSV, from both spreads and both numbers of seeds, "
+            "widened by what the paper's mean was rounded by"
+        ),
+        notes=(*given.reference.notes.get("main_differences", ()), UNKNOWN_SEEDS_NOTE),
     )
 
 
@@ -189,16 +232,28 @@ def reference_cell(
 
 
 def difference(measured: Cell, paper: Cell | None) -> Cell:
-    """Return the distance of a measured cell from a paper's, with the verdict on it."""
+    """Return measured minus paper, with Welch's interval and the verdict on it."""
     if measured.mean is None:
         reason = measured.reason if paper else f"{measured.reason}; not in the paper either"
         return replace(measured, reason=reason)
     if paper is None or paper.mean is None:
         return measured.key.empty("not in the paper")
-    interval = (measured.ci_low, measured.ci_high)
-    low, high = (None if bound is None else bound - paper.mean for bound in interval)
-    gap, word = measured.mean - paper.mean, verdict(measured, paper)
-    return replace(measured, mean=gap, std=None, ci_low=low, ci_high=high, note=word, signed=True)
+    low = high = None
+    if measured.std is not None and measured.n is not None and paper.std is not None:
+        ours = (measured.mean, measured.std, measured.n)
+        low, high = welch_interval(ours, (paper.mean, paper.std, paper.n or UNKNOWN_SEEDS))
+        rounded = 0.5 * 10**-paper.digits
+        low, high = low - rounded, high + rounded
+    return replace(
+        measured,
+        mean=measured.mean - paper.mean,
+        std=None,
+        ci_low=low,
+        ci_high=high,
+        interval=WELCH,
+        note=verdict(low, high, measured.key.margin),
+        signed=True,
+    )
 
 
 def _best_by_tier(rows: Sequence[Row]) -> tuple[Row, ...]:

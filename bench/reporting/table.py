@@ -25,7 +25,13 @@ CSV_COLUMNS = (
     *("table", "method", "dataset", "metric", "variant", "mean", "std", "n", "ci_low", "ci_high"),
     *("source", "reason", "run_ids", "text"),
 )
-SEEDS_SPREAD = "mean ± standard deviation over seeds (n beside it), as in the paper"
+OVER_SEEDS = "95% t-interval over seeds"
+OVER_SAMPLES = "95% bootstrap interval over test samples"
+WELCH = "95% Welch interval"
+SEEDS_SPREAD = (
+    "mean ± standard deviation over seeds (n beside it), as in the paper; in the CSV the "
+    f"{OVER_SEEDS}"
+)
 OWN_RULE = "each run's own rule, on validation data that its tier grants (the record names it)"
 
 
@@ -42,6 +48,14 @@ class CellKey:
     def digits(self) -> int:
         """The decimals that tables show of the metric: AUROCs are fractions, others percents."""
         return 3 if self.metric.startswith("auroc") else 1
+
+    @property
+    def margin(self) -> float:
+        """How far an interval may reach to each side if means are to be called equal: 5 points.
+
+        Of an AUROC it is half as much of the scale, of which the lower half is below chance.
+        """
+        return 0.025 if self.metric.startswith("auroc") else 5.0
 
     def empty(self, reason: str, source: Source = "measured") -> Cell:
         """Return an empty cell with the reason."""
@@ -93,6 +107,7 @@ class Cell:
     n: int | None = None
     ci_low: float | None = None
     ci_high: float | None = None
+    interval: str = OVER_SEEDS  # what the two are
     label: str = ""  # the text of a cell that is no number
     note: str = ""  # a word beside the number, such as a verdict
     reason: str = ""  # why there is no number
@@ -118,7 +133,7 @@ class Cell:
         numbers = {"mean": self.mean, "std": self.std, "n": self.n}
         known = [f"{name} {value:.6g}" for name, value in numbers.items() if value is not None]
         if self.ci_low is not None and self.ci_high is not None:
-            known.append(f"95% interval {self.ci_low:.6g} to {self.ci_high:.6g}")
+            known.append(f"{self.interval} {self.ci_low:.6g} to {self.ci_high:.6g}")
         runs = "runs " + " ".join(self.run_ids) if self.run_ids else ""
         return "; ".join(filter(None, (self.source, *known, self.reason, runs)))
 
@@ -137,35 +152,20 @@ def _inert(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def verdict(measured: Cell, paper: Cell) -> str:
-    """Return whether a measured mean is within a paper's spread, above or below it.
-
-    The spread is the paper's standard deviation or, where it gives none, ours. The text is empty
-    where one of the two has no number.
-    """
-    if measured.mean is None or paper.mean is None:
-        return ""
-    spread = paper.std if paper.std is not None else measured.std
-    if spread is None:
-        return "no spread to compare with"
-    gap = measured.mean - paper.mean
-    # A paper rounds its means, so a gap below half a unit of its last digit is none.
-    if abs(gap) <= spread + 0.5 * 10**-measured.key.digits:
-        return "within"
-    return "above" if gap > 0 else "below"
-
-
-def mark_best(cells: Sequence[Cell], *, mark_ties: bool = True) -> tuple[Cell, ...]:
+def mark_best(
+    cells: Sequence[Cell], *, mark_ties: bool = True, lowest: bool = False
+) -> tuple[Cell, ...]:
     """Return cells of which the best are marked, where there is a choice.
 
-    More is better in every metric; cells that read the same are equally good. Without `mark_ties`,
-    cells that all read the same are no choice.
+    More is better in every metric, but `lowest` of what is spent; cells that read the same are
+    equally good. Without `mark_ties`, cells that all read the same are no choice.
     """
     known = [round(cell.mean, cell.digits) for cell in cells if cell.mean is not None]
     if len(known if mark_ties else set(known)) < 2:
         return tuple(cells)
+    best = min(known) if lowest else max(known)
     return tuple(
-        replace(cell, best=cell.mean is not None and round(cell.mean, cell.digits) == max(known))
+        replace(cell, best=cell.mean is not None and round(cell.mean, cell.digits) == best)
         for cell in cells
     )
 

@@ -91,7 +91,7 @@ def metrics(job: Job, wga: float) -> Metrics:
 
 def stage(name: str, key: str, seconds: float, *, reused: bool = False, **more: Any) -> StageCost:
     """What a stage took."""
-    values = {"cpu_seconds": None, "image_passes": 9, "git": CLEAN, **more}
+    values = {"cpu_seconds": seconds / 2, "image_passes": 9, "git": CLEAN, **more}
     return StageCost(name, key, seconds, 0.0 if reused else seconds, reused=reused, **values)
 
 

@@ -11,9 +11,9 @@ from report_records import jobs, record, stage
 
 from bench.cost import (
     by_cell,
+    divided_cpu,
     expected_totals,
     mean_costs,
-    minutes_together,
     stage_seconds,
     timing_of,
     timings,
@@ -55,17 +55,22 @@ def test_stand_alone_counts_everything_and_marginal_what_was_made() -> None:
     assert cost.hardware == "made up, 1 thread"
 
 
-def test_a_stage_in_common_counts_once_together_with_its_warm_up() -> None:
-    def run(key: str, own: float) -> tuple[Record, pd.DataFrame]:
-        trained = pd.concat([epochs("erm", [42.0, 30.0, 30.0]), epochs("x", [8.0, 5.0, 5.0])])
-        first = stage("erm", key, 120.0, reused=True)
-        return run_of(first, stage("fit", f"{key} {own}", own)), trained
+def test_without_a_history_no_warm_up_is_known() -> None:
+    made = run_of(stage("erm", "a", 120.0, reused=True), stage("fit", "b", 60.0))
+    cost = timing_of(made, None)
+    assert (cost.minutes_standalone, cost.minutes_marginal) == (3.0, 1.0)
 
-    one, same, other = run("a", 60.0), run("a", 30.0), run("b", 30.0)
-    assert minutes_together([one]) == pytest.approx(timing_of(*one).minutes_standalone)
-    assert minutes_together([one, same]) == pytest.approx((120 - 12 + 60 - 3 + 30 - 3) / 60)
-    assert minutes_together([one, other]) == pytest.approx((240 - 24 + 60 - 3 + 30 - 3) / 60)
-    assert minutes_together([(one[0], None)]) == pytest.approx(180 / 60)  # no warm-up is known
+
+def test_a_stage_in_common_is_divided_among_those_that_share_it() -> None:
+    def run(key: str, own: float) -> Record:
+        first = stage("erm", key, 0.0, reused=True, cpu_seconds=60.0)
+        return run_of(first, stage("fit", f"{key} {own}", 0.0, cpu_seconds=own))
+
+    one, same, other = run("a", 30.0), run("a", 10.0), run("b", 30.0)
+    assert divided_cpu([one]) == [90.0]
+    assert divided_cpu([one, same, other]) == [60.0, 40.0, 90.0]
+    unknown = run_of(stage("erm", "a", 0.0, cpu_seconds=None))
+    assert divided_cpu([unknown, one]) == [None, 60.0]
 
 
 def test_warm_up_is_seen_training_by_training_and_only_where_it_can_be() -> None:
@@ -77,7 +82,10 @@ def test_warm_up_is_seen_training_by_training_and_only_where_it_can_be() -> None
 
 
 def test_processor_time_of_older_records_is_not_made_up() -> None:
-    made = run_of(stage("erm", "a", 10.0, reused=True), stage("fit", "b", 10.0, cpu_seconds=6.0))
+    made = run_of(
+        stage("erm", "a", 10.0, reused=True, cpu_seconds=None),
+        stage("fit", "b", 10.0, cpu_seconds=6.0),
+    )
     assert timing_of(made, epochs("jtt", [1.0])).cpu_minutes is None
 
 

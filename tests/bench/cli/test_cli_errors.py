@@ -361,6 +361,11 @@ def test_two_stores_at_once(tmp_path: Path, cli: Any) -> None:
         refused(cli(verb, "--published", "--results", tmp_path), "two stores", "-> give one")
 
 
+def test_report_shows_published_seeds_alone(tmp_path: Path, cli: Any) -> None:
+    told = cli("report", "--results", tmp_path, "--out", tmp_path / "out", "--seeds", "0,100")
+    refused(told, "no table shows seed 100", "-> published seeds are 0 to 9")
+
+
 def test_broken_record_costs_one_line(tmp_path: Path, cli: Any) -> None:
     store = Store(tmp_path)
     good = a_record(job=a_job(seed=1))

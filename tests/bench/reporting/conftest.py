@@ -28,7 +28,7 @@ PAPER = Reference(
         "main_results": ("A note of the paper.",),
         "training_time": ("Minutes on another machine.",),
     },
-    omitted={"training_time": ("nct_plus",)},
+    baselines=("nct", "erm"),
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 from report_records import (
     CLEAN,
     DIRTY,
+    MadeUpStore,
     changed_jobs,
     collection,
     failed,
@@ -75,12 +76,20 @@ def test_a_failed_run_is_left_out_with_its_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "reason"), [(5, "a seed that is not published"), (100, "development seed")]
+    ("seed", "reason"), [(10, "a seed that is not shown here"), (100, "development seed")]
 )
 def test_seeds_have_roles(seed: int, reason: str) -> None:
     (job,) = expand(Request(("erm",), ("umnist",), (seed,), NO_DATA))
     (run,) = collection(record(job, 90.0)).runs
     assert (run.kind, run.reason) == ("left out", reason)
+
+
+def test_a_report_can_keep_to_the_papers_seeds() -> None:
+    made = [record(job, 90.0) for job in jobs("erm", "umnist", 10)]
+    assert len(collection(*made).of_kind("published")) == 10
+    runs = collect(MadeUpStore(Path("runs"), made), seeds=range(5))
+    assert [run.job.seed for run in runs.of_kind("published")] == [0, 1, 2, 3, 4]
+    assert {run.reason for run in runs.of_kind("left out")} == {"a seed that is not shown here"}
 
 
 def test_settings_changed_by_hand_are_named() -> None:

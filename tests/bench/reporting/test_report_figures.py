@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_records import collection, facts_of, given, jobs, record
+from report_records import collection, facts_of, given, jobs, record, stage
 
 from bench.reporting import GENERIC_FIGURES, Reference
 from bench.reporting.collection import Collection
@@ -20,12 +20,10 @@ from bench.reporting.figure import (
     SkippedFigure,
     WrittenFigure,
     draw_pareto,
-    draw_ranks,
     draw_training_time,
     house_style,
     metrics_of,
     new_figure,
-    scores,
     shown_groups,
     write_figures,
 )
@@ -120,31 +118,26 @@ def test_many_groups_are_shown_by_their_sets() -> None:
     assert set(shown_groups(few).values()) == set(few.test.group_accuracy)
 
 
-def test_times_are_stand_alone_and_split_by_sharing(
-    stored: Collection, reference: Reference
-) -> None:
-    result = draw_training_time(input_of(stored, reference=reference))
+def test_times_are_stand_alone_and_split_by_sharing(stored: Collection) -> None:
+    result = draw_training_time(input_of(stored))
     axes = result.figure.axes[0]
-    assert {round(patch.get_width(), 6) for patch in axes.patches} == {1.0, 0.5}
+    assert {round(patch.get_width(), 6) for patch in axes.patches} == {30.0, 15.0}
     assert "made up, 1 thread" in result.notes[0]
-    assert "Minutes on another machine." in result.notes
 
 
-def test_ranks_need_three_methods_and_datasets(stored: Collection) -> None:
-    few = FigureInput(
-        tuple(run for run in stored.of_kind("published") if run.job.dataset != "isic")
-    )
-    with pytest.raises(SkippedFigure, match="3 methods on 2"):
-        draw_ranks(few)
-    result = draw_ranks(input_of(stored))
-    assert any("little power" in note for note in result.notes)
-    assert "(ISIC: overall AUROC)" in result.caption
+def test_times_that_are_not_known_are_not_drawn() -> None:
+    bare = record(jobs("erm", "umnist")[0], 90.0, stages=[stage("fit", "a", 1.0, cpu_seconds=None)])
+    with pytest.raises(SkippedFigure, match="processor's seconds"):
+        draw_training_time(input_of(collection(bare)))
 
 
-def test_ranks_are_of_mean_scores(stored: Collection) -> None:
-    table = scores(input_of(stored))
-    assert table.loc["UMNIST", "DFR"] == pytest.approx(86.5)
-    assert table.loc["ISIC", "NCT"] == pytest.approx(0.805)
+def test_bars_of_the_means_are_t_intervals(stored: Collection) -> None:
+    result = draw_pareto(input_of(stored))
+    panel = next(axes for axes in result.figure.axes if axes.get_title() == "UMNIST")
+    across = panel.containers[0].lines[2][0].get_segments()[0]
+    # Two seeds, 1 apart: a standard error of 0.5 and a t-quantile of 12.7.
+    assert across[1][0] - across[0][0] == pytest.approx(12.706, abs=1e-3)
+    assert "95% t-interval" in result.caption
 
 
 def test_names_are_text_not_formulas() -> None:

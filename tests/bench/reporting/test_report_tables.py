@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_records import collection, failed, given, jobs, record
+from report_records import collection, failed, given, jobs, record, stage
 
+from bench.provenance import Environment
 from bench.record import Unreadable
 from bench.reporting import GENERIC_TABLES, Reference
 from bench.reporting.comparisons import paired_tests, training_time, worst_group_uncertainty
@@ -21,6 +23,9 @@ from bench.reporting.main_table import (
 )
 from bench.reporting.table import (
     CSV_COLUMNS,
+    OVER_SAMPLES,
+    OVER_SEEDS,
+    WELCH,
     Cell,
     CellKey,
     Row,
@@ -82,6 +87,16 @@ def test_measured_cells_average_the_published_seeds(full: dict[str, Table]) -> N
     assert cell.best  # of its tier, before ERM
 
 
+def test_the_main_table_says_how_many_seeds_it_shows() -> None:
+    def notes(seeds: int) -> tuple[str, ...]:
+        made = [record(job, 90.0) for job in jobs("nct", "umnist", seeds)]
+        made += [record(job, 90.0) for job in (*jobs("erm", "umnist"), *jobs("erm", "isic"))]
+        return main_results(given(collection(*made))).notes
+
+    assert "Seeds: n = 5 in every measured cell." in notes(5)
+    assert "Seeds: n = 5 in every measured cell, but for NCT on UMNIST (n = 10)." in notes(11)
+
+
 def test_a_papers_rows_stand_below_the_measured_ones(full: dict[str, Table]) -> None:
     table = full["main_results"]
     (told,) = cells(table, "paper", method="nct", dataset="umnist", metric="wga")
@@ -100,7 +115,7 @@ def test_without_a_paper_only_measured_rows_stand() -> None:
     table = main_results(given(EMPTY))
     assert {row.source for row in table.rows} == {"measured"}
     assert not any("paper" in row.header[0] for row in table.rows)
-    assert not table.in_paper and len(table.notes) == 2
+    assert not table.in_paper and len(table.notes) == 3
 
 
 def test_a_method_that_only_the_paper_has_is_listed() -> None:
@@ -137,23 +152,37 @@ def test_tiers_come_from_what_methods_declare() -> None:
 @pytest.mark.parametrize(
     ("measured", "paper", "verdict"),
     [
-        ((93.0, 1.0), (93.5, 0.6), "within"),
-        ((94.2, 1.0), (93.5, 0.6), "above"),
-        ((92.8, 1.0), (93.5, 0.6), "below"),
-        ((92.8, 1.0), (93.5, None), "within"),
-        ((92.8, None), (93.5, None), "no spread to compare with"),
+        ((93.0, 1.0, 5), (93.5, 0.6, 5), "agrees"),
+        ((94.9, 1.0, 5), (93.5, 0.6, 5), "higher"),
+        ((92.1, 1.0, 5), (93.5, 0.6, 5), "lower"),
+        ((94.9, 1.0, 5), (93.5, 0.6, None), "agrees"),  # of three seeds, as is assumed
+        ((94.9, 1.0, 2), (93.5, 0.6, 5), "cannot tell"),  # two seeds leave all open
+        ((70.0, 9.0, 5), (77.0, 9.0, 5), "cannot tell"),  # nor do many help wide spreads
+        ((92.8, 1.0, 5), (93.5, None, None), "cannot tell"),
+        ((12.8, None, 1), (93.5, 0.6, 5), "cannot tell"),
+        ((0.04, 0.0, 5), (0.0, 0.0, 5), "agrees"),  # a paper rounds its means
+        ((0.06, 0.0, 5), (0.0, 0.0, 5), "higher"),
     ],
 )
 def test_a_difference_gets_a_verdict(
-    measured: tuple[float, float | None], paper: tuple[float, float | None], verdict: str
+    measured: tuple[float, float | None, int],
+    paper: tuple[float, float | None, int | None],
+    verdict: str,
 ) -> None:
     key = CellKey("nct", "umnist", "wga")
-    found = difference(
-        Cell("measured", key, mean=measured[0], std=measured[1], n=5),
-        Cell("paper", key, mean=paper[0], std=paper[1]),
-    )
+    ours = Cell("measured", key, mean=measured[0], std=measured[1], n=measured[2])
+    found = difference(ours, Cell("paper", key, mean=paper[0], std=paper[1], n=paper[2]))
     assert found.note == verdict
     assert found.mean == pytest.approx(measured[0] - paper[0])
+
+
+def test_a_verdict_on_aurocs_has_a_margin_of_its_own() -> None:
+    key = CellKey("nct", "isic", "auroc")
+    ours = Cell("measured", key, mean=0.95, std=0.03, n=5)
+    found = difference(ours, Cell("paper", key, mean=0.95, std=0.03, n=5, digits=3))
+    assert found.ci_low is not None and found.ci_high is not None
+    assert 0.02 < found.ci_high - 0.0005 < 0.05  # far below 5, and far above what is useful
+    assert (found.note, found.interval) == ("cannot tell", WELCH)
 
 
 def test_a_cell_that_was_not_run_has_a_verdict_too(reference: Reference) -> None:
@@ -215,64 +244,90 @@ def test_methods_together_cost_less_than_one_by_one(reference: Reference) -> Non
     """Two methods of 60 + 30 s share the first minute; seeds that one lacks are left out."""
     made = [record(job, 90.0) for job in (*jobs("jtt", "umnist", 2), *jobs("dfr", "umnist", 3))]
     alone = record(jobs("erm", "cmnist", 1)[0], 1.0)
-    uncounted = record(jobs("nct_plus", "umnist", 1)[0], 1.0)
-    table = training_time(given(collection(*made, alone, uncounted), reference))
-    found = {(c.key.dataset, c.key.variant): c for c in cells(table, "measured", method="all")}
-    assert found["umnist", "standalone"].mean == pytest.approx(3.0)
-    assert found["umnist", "shared"].mean == pytest.approx(2.0)
-    for way in ("standalone", "shared"):
-        assert (found["umnist", way].n, found["umnist", way].note) == (2, "2 methods")
-        assert len(found["umnist", way].run_ids) == 4
-        assert found["cmnist", way].mean == pytest.approx(1.5)
-        assert found["isic", way].reason == "not run"
-    assert "training_time,all,umnist,minutes,shared,2.0," in table.to_csv()
-    apart = training_time(
-        given(
-            collection(
-                record(jobs("jtt", "umnist", 2)[1], 9.0), record(jobs("erm", "umnist", 1)[0], 9.0)
-            )
-        )
+    table = training_time(given(collection(*made, alone), reference))
+    found = {
+        (c.key.dataset, c.key.metric, bool(c.key.variant)): c
+        for c in cells(table, "measured", method="all")
+    }
+    by_itself, shared = (found["umnist", "cpu_seconds", divided] for divided in (False, True))
+    assert (by_itself.mean, shared.mean) == (90.0, 60.0)  # a processor's second is two here
+    assert (by_itself.n, by_itself.note, len(by_itself.run_ids)) == (2, "2 methods", 4)
+    assert found["umnist", "minutes", False].mean == pytest.approx(3.0)
+    assert found["cmnist", "cpu_seconds", True].mean == 45.0
+    (jtt,) = cells(
+        table, "measured", method="jtt", dataset="umnist", metric="cpu_seconds", variant=""
     )
-    assert {c.reason for c in cells(apart, "measured", method="all", dataset="umnist")} == {
+    assert (jtt.mean, jtt.n, jtt.digits) == (45.0, 2, 0)
+    (own,) = cells(
+        table, "measured", method="jtt", dataset="umnist", variant="shared stages divided"
+    )
+    assert own.mean == 30.0
+    assert not any(row.header[0] == "ISIC" for row in table.rows)
+    assert "training_time,all,umnist,minutes,,3.0," in table.to_csv()
+    apart = (record(jobs("jtt", "umnist", 2)[1], 9.0), record(jobs("erm", "umnist", 1)[0], 9.0))
+    table = training_time(given(collection(*apart)))
+    assert {c.reason for c in cells(table, "measured", method="all", dataset="umnist")} == {
         "no seed that every method has"
     }
 
 
 def test_times_stand_beside_those_of_a_paper(full: dict[str, Table]) -> None:
     table = full["training_time"]
-    (ours,) = cells(table, "measured", method="erm", dataset="umnist")
-    assert ours.mean == 1.5  # both stages in full, in minutes
+    ours = {c.key.metric: c for c in cells(table, "measured", method="erm", dataset="umnist")}
+    assert ours["minutes"].mean == 1.5  # both stages in full
+    assert ours["million_image_passes"].mean == pytest.approx(18e-6)
     (told,) = cells(table, "paper", method="erm", dataset="umnist")
     assert told.mean == 7.5
     assert {c.reason for c in cells(table, "paper", method="nct")} == {"not in the paper"}
-    titles = {row.header[0] for row in table.rows}
-    assert "Group DRO" in titles and "NCT+" not in titles
+    titles = [row.header[1] for row in table.rows if row.header[0] == "UMNIST"]
+    assert len(titles) == 11 and {"Group DRO", "NCT+", "All of them"} < set(titles)
     assert table.notes[0] == "Minutes on another machine."
 
 
-def test_paired_tests_compare_methods_that_share_seeds(full: dict[str, Table]) -> None:
+def test_the_least_of_a_dataset_is_marked() -> None:
+    made = [
+        record(jobs(method, "umnist", 1)[0], 90.0, stages=[stage("fit", method, seconds)])
+        for method, seconds in (("erm", 10.0), ("nct", 20.0))
+    ]
+    table = training_time(given(collection(*made)))
+    marked = {(c.key.method, c.key.metric) for c in table.cells() if c.best}
+    assert ("erm", "cpu_seconds") in marked and ("nct", "cpu_seconds") not in marked
+
+
+def test_times_of_two_kinds_of_machines_are_not_averaged() -> None:
+    slow = [record(job, 90.0) for job in jobs("erm", "umnist", 2)]
+    other = record(jobs("erm", "umnist", 3)[2], 90.0)
+    elsewhere = replace(other.provenance, environment=Environment(processor="other"))
+    table = training_time(given(collection(*slow, replace(other, provenance=elsewhere))))
+    (cell,) = cells(table, "measured", method="erm", metric="minutes")
+    assert cell.n == 2
+    assert any(
+        "UMNIST: made up, 1 thread, without 1 on other machines" in note for note in table.notes
+    )
+
+
+def test_methods_are_compared_with_the_baselines_alone(full: dict[str, Table]) -> None:
     table = full["paired_tests"]
-    assert [row.header[0] for row in table.rows] == ["ERM minus NCT"]
+    assert [(row.section, row.header[0]) for row in table.rows] == [("Minus NCT", "ERM")]
     by_dataset = {cell.key.dataset: cell for cell in table.cells()}
     assert by_dataset["umnist"].mean == -2.0
-    assert by_dataset["umnist"].note == "not testable"  # the made-up gap is the same every time
+    assert by_dataset["umnist"].note == "the same on every seed"
+    assert len(by_dataset["umnist"].run_ids) == 10
     assert by_dataset["isic"].digits == 3
     assert by_dataset["waterbirds"].reason == "no shared seeds"
     assert "(overall AUROC for ISIC, else worst-group accuracy)" in table.caption
     assert paired_tests(given(EMPTY)).rows == ()
 
 
-def test_paired_differences_have_an_interval() -> None:
+def test_paired_differences_have_an_interval(reference: Reference) -> None:
     ours = [record(job, 90.0 + job.seed) for job in jobs("nct", "umnist")]
     theirs = [record(job, 95.0 + 0.5 * job.seed) for job in jobs("nct_plus", "umnist")]
-    table = paired_tests(given(collection(*ours, *theirs)))
+    table = paired_tests(given(collection(*ours, *theirs), reference))
     (cell,) = [c for c in table.cells() if c.key.dataset == "umnist" and c.mean is not None]
-    # Differences -5, -4.5, ... -3: mean -4, standard error 0.3536, t(4) = 2.776.
-    assert cell.mean == pytest.approx(-4.0)
-    assert (cell.ci_low, cell.ci_high) == (
-        pytest.approx(-4.982, abs=1e-3),
-        pytest.approx(-3.018, abs=1e-3),
-    )
+    # Differences 5, 4.5, ... 3: mean 4, standard error 0.3536, t(4) = 2.776.
+    assert (cell.key.method, cell.mean) == ("nct_plus", pytest.approx(4.0))
+    assert (cell.ci_low, cell.ci_high) == pytest.approx((3.018, 4.982), abs=1e-3)
+    assert (cell.text(), cell.note) == ("+4.0 (+3.0 to +5.0)", "p < 0.001")
 
 
 def test_worst_groups_have_intervals_over_seeds_and_over_samples(tmp_path: Path) -> None:
@@ -284,7 +339,10 @@ def test_worst_groups_have_intervals_over_seeds_and_over_samples(tmp_path: Path)
         store.write(one, predictions=frame.assign(pred=wrong.astype(int)))
     table = worst_group_uncertainty(given(collection(*made, folder=store.runs)))
     by_seed, by_sample = cells(table, "measured", method="erm", dataset="umnist")
-    assert (by_seed.mean, by_seed.ci_low, by_seed.ci_high) == (80.5, 80.0, 81.0)
+    assert (by_seed.mean, by_seed.interval) == (80.5, OVER_SEEDS)
+    # Two seeds, 1 apart: a standard error of 0.5 and a t-quantile of 12.7.
+    assert (by_seed.ci_low, by_seed.ci_high) == pytest.approx((74.147, 86.853), abs=1e-3)
+    assert by_sample.interval == OVER_SAMPLES and OVER_SAMPLES in by_sample.details()
     assert by_sample.ci_low is not None and by_sample.ci_high is not None
     assert by_sample.ci_low < 80.0 < by_sample.ci_high  # 20 of 100 samples are wrong
     assert by_sample.label == f"{by_sample.ci_low:.1f} to {by_sample.ci_high:.1f}"
