@@ -289,7 +289,8 @@ def _thinned(samples: Numbers, y: Numbers, imbalance: float) -> Numbers:
     rng = np.random.RandomState(SEED)
     counts = _kept(np.bincount(y, minlength=5), imbalance)
     kept = [rng.permutation(np.flatnonzero(y == c))[: counts[c]] for c in range(5)]
-    return samples[np.sort(np.concatenate(kept))]
+    drawn: Numbers = samples[np.sort(np.concatenate(kept))]
+    return drawn
 
 
 def _largest_remainder(shares: npt.NDArray[np.float64]) -> Numbers:
