@@ -22,8 +22,9 @@ from bench.paper.numbers import paper_rows
 from bench.paper.trees import METHOD
 from bench.reporting.collection import Collection, ReportInput
 from bench.reporting.names import dataset_title, headline
-from bench.reporting.table import CSV_COLUMNS, Cell, CellKey, Column, Row, Table, columns
+from bench.reporting.table import CSV_COLUMNS, Cell, CellKey, Column, Row, Table
 
+TEXTS = ("Verdict", "Holds if")
 HOLDS, FAILS = "holds here", "does not hold here"
 UNTESTABLE, UNMEASURED = "not testable here", "not measured yet"
 SUPERVISED = {"umnist": ("jtt", "cnc", "eiil", "dfr"), "cmnist": ("jtt", "cnc", "eiil")}
@@ -309,7 +310,7 @@ class ClaimTable(Table):
         for row in self.rows:
             paper, ours, verdict, rule = row.cells
             value = "" if paper.mean is None else f"{paper.mean:g}"
-            own = replace(ours, reason=verdict.note, note="").csv_row(self.label)
+            own = replace(ours, reason=verdict.reason, note="").csv_row(self.label)
             writer.writerow((row.section, row.header[1], value, verdict.label, rule.label, *own))
         return text.getvalue()
 
@@ -327,7 +328,7 @@ def claims(given: ReportInput) -> Table:
             + "."
         ),
         row_headers=("Dataset", "Where"),
-        columns=(Column("Paper"), Column("Here"), *columns([""], ("Verdict", "Holds if"))),
+        columns=(Column("Paper"), Column("Here"), *(Column(t, align="l") for t in TEXTS)),
         rows=tuple(rows),
         uncertainty="mean ± standard deviation over seeds, and the 95% t-interval of the mean",
         selection="the method's own rules; where iterations are compared, each at its checkpoint",
@@ -357,7 +358,7 @@ def _judged(runs: Collection, claim: Mapping[str, str]) -> Row:
         paper = Cell("paper", key, mean=float(claim["value"]), digits=digits)
     if measure is None:
         ours, verdict, rule = (
-            key.empty("nothing to measure"),
+            key.empty(REASONS[name]),
             (UNTESTABLE, REASONS[name]),
             "nothing is measured",
         )
@@ -378,7 +379,7 @@ def _judged(runs: Collection, claim: Mapping[str, str]) -> Row:
                 ends = (ours.number(end) for end in (ours.ci_low, ours.ci_high))
                 ours = replace(ours, note=f"95%: {' to '.join(ends)}")
     texts = (
-        Cell("measured", key, label=verdict[0], note=verdict[1]),
+        Cell("measured", key, label=verdict[0], reason=verdict[1]),
         Cell("measured", key, label=rule),
     )
     where = (dataset_title(dataset) if dataset else "any", claim["where"])

@@ -128,7 +128,7 @@ def test_an_empty_store_has_nothing_measured_but_what_is_computed(paper_input: M
         _, ours, verdict, rule = row.cells
         assert verdict.label in (HOLDS, FAILS, UNTESTABLE, UNMEASURED) and rule.label
         if name in REASONS:
-            assert (verdict.label, verdict.note) == (UNTESTABLE, REASONS[name])
+            assert (verdict.label, verdict.reason) == (UNTESTABLE, REASONS[name])
         elif ours.mean is None:
             assert verdict.label == UNMEASURED and ours.reason and "not run" in ours.reason
     computed = {(n, d): row.cells[1].mean for (n, d), row in found.items() if row.cells[1].note}
@@ -185,7 +185,7 @@ def test_descent_is_compared_at_the_last_iteration(paper_input: MakeInput) -> No
     assert row.cells[1].mean == pytest.approx(2.3) and row.cells[2].label == HOLDS
     plain = claims(paper_input(*grown("cmnist", lambda seed, tree: None)))
     row = rows_of(plain)["no_compounding", "cmnist"]
-    assert (row.cells[2].label, row.cells[2].note) == (UNMEASURED, evidence.NOT_RECORDED)
+    assert (row.cells[2].label, row.cells[2].reason) == (UNMEASURED, evidence.NOT_RECORDED)
 
 
 def test_logits_by_group_tell_class_from_colour(paper_input: MakeInput) -> None:
