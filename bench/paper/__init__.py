@@ -37,12 +37,13 @@ def __getattr__(name: str) -> object:
 
 
 def _tables() -> tuple[TableBuilder, ...]:
-    from bench.paper import ablations, depth, leaves, protocol, selection
+    from bench.paper import ablations, claims, depth, leaves, protocol, selection
     from bench.reporting import comparisons, main_table
 
     return (
         *(main_table.main_results, main_table.main_differences),
         *(comparisons.worst_group_uncertainty, comparisons.paired_tests),
+        *(claims.claims, claims.claims_sweep),
         *(ablations.class_calibration, leaves.capture_rates),
         *(protocol.dataset_summary, protocol.group_distributions),
         *(protocol.preprocessing, protocol.hyperparams),

@@ -20,6 +20,7 @@ CHECKSUMS = {
     "ablation_trainable.csv": "97bf1ab940e84a3c3b5fab4a815b697d6a5005954bdd8aa7bbdd352adbe1726a",
     "aux_sweep.csv": "8ddf1e59702c906fade577cc6a056845072dd5545171e6640301abdab9745d3d",
     "capture_rates.csv": "64e38dfc793e617c1035bc907beeacbb02ae78d654e14bb38da04033eddc315b",
+    "claims.csv": "c39a0142b0a3a34a910d8b89737fe0af0e5ed805de3b9787f6d758db5addd887",
     "cmnist_calibration.csv": "641ffc322d6c1dd54abe82e827656bd0c5f754c5409d0e85e3f203b2f7493036",
     "dataset_summary.csv": "4128fb982bf3d31520fc25051fb4d76081fad7b0db355b1fbc43cec1cccbaf0f",
     "depth_ablation.csv": "c2cfb9ee8dda69eca825ac979912c6f068ee97418d83753b8d65527fd71567f8",
