@@ -10,7 +10,7 @@ Deviations: the penalty is judged over several random halvings of validation ins
     liblinear used to do by itself. Its objective is kept, the penalised intercept included, and
     fitted to the optimum (`methods.logistic`), where the authors' liblinear stops at 1e-4. On ISIC
     the penalty is chosen by the worst pair's AUROC.
-Version 2: version 1 had liblinear stop at 1e-2, 0.2 to 0.9% above the optimum (docs/protocol.md).
+Version 2: version 1 had liblinear stop at 1e-2, 0.2 to 1% above the optimum (docs/protocol.md).
 """
 
 from __future__ import annotations

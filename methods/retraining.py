@@ -36,7 +36,8 @@ class RetrainConfig:
     """How the last layer is fitted again.
 
     Attributes:
-        penalties: values of C to choose from; larger is a weaker penalty, and wins a tie.
+        penalties: values of C to choose from; larger is a weaker penalty, and wins a tie. Beyond
+            an end that is chosen the grid goes on; a single value is taken as it is.
         splits: random halvings of validation over which a penalty is scored.
         retrains: fits on fresh balanced subsets that are averaged.
         min_group: groups with fewer samples do not set the size of the others; all of their

@@ -85,6 +85,19 @@ class TestFit:
         assert [stage.name for stage in ctx.stage_costs] == ["erm"]
         assert ctx.account.image_passes == 100  # features of both splits
 
+    def test_every_fit_of_the_layer_is_progress(
+        self, selecting_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[str] = []
+        monkeypatch.setattr(
+            RunContext, "report", lambda ctx, **progress: told.append(str(progress["stage"]))
+        )
+        fitted = Dfr().fit(selecting_task, CONFIG, make_context())
+        tried = fitted.details["retraining"]["penalty_scores"]
+        own = [line for line in told if line.startswith("retraining: C = ")]
+        assert len(own) == CONFIG.splits * len(tried) + CONFIG.retrains
+        assert own[-1].endswith(f"fit {CONFIG.retrains}/{CONFIG.retrains}")
+
     def test_robust_to_the_true_groups(
         self, selecting_task: Task, make_context: MakeContext
     ) -> None:
