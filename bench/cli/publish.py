@@ -64,8 +64,8 @@ def _obstacle(folder: Path, target: Path, classifier: Classifier) -> str:
     record = read_record(folder / "record.json")
     assert isinstance(record, Record)  # else `check` has refused it
     placed = classifier.place(record, folder)
-    if placed.kind in ("smoke", "left out"):
-        return placed.reason
+    if placed.kind in ("smoke", "left out") or placed.outdated:
+        return placed.reason or placed.outdated
     known = target.is_dir() and target.resolve() != folder.resolve()
     changed = differences(folder, target) if known else []
     return f"another result is published: {'; '.join(changed)}" if changed else ""

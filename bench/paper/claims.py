@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from bench.paper import evidence as ev
-from bench.paper.campaigns import CAMPAIGNS, IN_TIMING_TABLE
+from bench.paper.campaigns import CAMPAIGNS
 from bench.paper.numbers import paper_rows
 from bench.paper.trees import METHOD
 from bench.reporting.collection import Collection, ReportInput
@@ -27,6 +27,14 @@ from bench.reporting.table import CSV_COLUMNS, Cell, CellKey, Column, Row, Table
 TEXTS = ("Verdict", "Holds if")
 HOLDS, FAILS = "holds here", "does not hold here"
 UNTESTABLE, UNMEASURED = "not testable here", "not measured yet"
+TIMED = (
+    "george",
+    "jtt",
+    "cnc",
+    "dfr",
+    "eiil",
+    "exmap",
+)  # whose times the paper gives beside its own
 SUPERVISED = {"umnist": ("jtt", "cnc", "eiil", "dfr"), "cmnist": ("jtt", "cnc", "eiil")}
 """The methods that choose by validation groups and have a number in the paper's table."""
 
@@ -201,14 +209,18 @@ MEASURES: dict[str, Measure] = {
         "share of the parameters, counted", PC, Rule(high=2, by_mean=True), ev.phase1_share, 2
     ),
     "cheapest": Measure(
-        "minutes of NCT over those of the cheapest other, on one core",
-        *("x", Rule(high=1), _time(METHOD, *(set(IN_TIMING_TABLE) - {METHOD})), 2),
+        "processor seconds of NCT over those of the cheapest other",
+        *("x", Rule(high=1), _time(METHOD, *TIMED), 2),
     ),
     "george_doubles": Measure(
-        "minutes of GEORGE over those of ERM", "x", Rule(1.5, 3), _time("george", "erm"), 2
+        "processor seconds of GEORGE over those of ERM",
+        "x",
+        Rule(1.5, 3),
+        _time("george", "erm"),
+        2,
     ),
     "dfr_free": Measure(
-        "minutes of DFR over those of ERM", "x", Rule(high=1.2), _time("dfr", "erm"), 2
+        "processor seconds of DFR over those of ERM", "x", Rule(high=1.2), _time("dfr", "erm"), 2
     ),
     "second_helps": Measure(
         "worst group at iteration 2 less that at iteration 1",

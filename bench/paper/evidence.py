@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.cost import minutes_together
 from bench.paper.ablations import selected_by_rule
 from bench.paper.campaigns import sweep_variant
 from bench.paper.leaves import captured_share
@@ -279,12 +278,12 @@ def over_variants(runs: Collection, dataset: str, campaign: str, names: Iterable
 
 
 def time_ratio(runs: Collection, dataset: str, method: str, others: Iterable[str]) -> Sample:
-    """Return a method's minutes over those of the cheapest of the others."""
+    """Return a method's processor seconds over those of the cheapest of the others."""
 
-    def minutes(run: Run) -> float:
-        return minutes_together([(run.record, run.history())])
+    def seconds(run: Run) -> float | None:
+        return run.record.cost.cpu()
 
-    ours, *theirs = (published(runs, name, dataset, minutes) for name in (method, *others))
+    ours, *theirs = (published(runs, name, dataset, seconds) for name in (method, *others))
     cheapest = combined([one for one in theirs if one.values] or theirs, min)
     return combined([ours, cheapest], lambda pair: pair[0] / pair[1])
 

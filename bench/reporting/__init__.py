@@ -7,6 +7,7 @@ registries, and what a paper adds are arguments of `build`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.reporting.collection import (
@@ -23,6 +24,7 @@ from bench.reporting.figure import FORMATS, PARETO, TRAINING_TIME, FigureSpec, w
 from bench.reporting.html import html_page
 from bench.reporting.latex import build_pdf, document_source, table_source
 from bench.reporting.main_table import left_out, main_results, smoke_runs
+from bench.reporting.table import Table
 from datasets.files import atomic_file
 
 __all__ = ["Collection", "FigureSpec", "Reference", "ReportInput", "TableBuilder", "VariantSpec"]
@@ -51,7 +53,7 @@ def build(
     page = out / "index.html"
     written: dict[Path, str] = {}
     try:
-        made = [table(given) for table in tables]
+        made = [_with_versions(table(given), given.runs) for table in tables]
         drawn = write_figures(given, figures, out / "figures", formats)
         for table in made:
             written[out / "tables" / f"{table.label}.csv"] = table.to_csv()
@@ -64,3 +66,10 @@ def build(
         with atomic_file(path) as draft:
             draft.write_text(text, encoding="utf-8")
     return page
+
+
+def _with_versions(table: Table, runs: Collection) -> Table:
+    """Add a note where a table shows runs of an earlier version of a method."""
+    shown = (run_id for row in table.rows for cell in row.cells for run_id in cell.run_ids)
+    note = runs.outdated_note(shown)
+    return replace(table, notes=(*table.notes, note)) if note else table

@@ -4,6 +4,7 @@ A run is published (a table may average it), a campaign's variant (its own colum
 may), a smoke run (stand-in data or a quick run: a section of its own), or left out with the reason.
 Its place follows from its record and from what its settings would be today: one job is expanded for
 each method, dataset, preset and variant that occurs, and identities are compared without the seed.
+Runs of an earlier version of a method stand, and are called so, until today's has as many seeds.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from bench.job import (
     identity_changes,
 )
 from bench.record import Record, Unreadable
+from bench.reporting.names import dataset_title, method_title
 from bench.reporting.table import Cell, CellKey, Table
 from bench.store import Store, read_table
 from datasets.base import Facts, LabelledSplit
@@ -75,6 +77,7 @@ class Run:
     kind: Kind
     reason: str = ""  # why it is a smoke run or left out
     variants: tuple[tuple[str, str], ...] = ()  # campaign and variant, published or not
+    outdated: str = ""  # if it is of an earlier version of its method: which one, and today's
 
     @property
     def run_id(self) -> str:
@@ -179,6 +182,25 @@ class Collection:
         """Return the runs of one campaign column on one dataset, by seed."""
         return self._variants.get((campaign, variant, dataset), [])
 
+    def outdated_note(self, run_ids: Iterable[str]) -> str:
+        """Return which of some runs are of an earlier version of their method; or nothing."""
+        methods: dict[tuple[str, str], set[str]] = {}
+        for run_id in run_ids:
+            if run_id in self._outdated:
+                run = self._outdated[run_id]
+                of_method = methods.setdefault((run.job.method, run.outdated), set())
+                of_method.add(dataset_title(run.job.dataset))
+        found = (
+            f"{method_title(method)} on {', '.join(sorted(datasets))} ({versions})"
+            for (method, versions), datasets in sorted(methods.items())
+        )
+        text = "; ".join(found)
+        return text and f"Of an earlier version of the method, until all its runs are made: {text}."
+
+    @cached_property
+    def _outdated(self) -> dict[str, Run]:
+        return {run.run_id: run for run in self.runs if run.outdated and run.kind != "left out"}
+
     def absence(self, method: str, dataset: str) -> str:
         """Return why there is no published number: nothing was run, or what became of the runs."""
         own = self._cells.get((method, dataset), [])
@@ -210,7 +232,7 @@ def collect(
         classifier.place(one, store.runs / one.run_id) for one in found if isinstance(one, Record)
     ]
     unreadable = tuple(one for one in found if isinstance(one, Unreadable))
-    return Collection(tuple(_one_preset(runs)), unreadable)
+    return Collection(tuple(_one_version(_one_preset(runs))), unreadable)
 
 
 def metric_values(runs: Iterable[Run], metric: str) -> list[tuple[float, str]]:
@@ -243,10 +265,12 @@ class Classifier:
         usual = self.today(job.method, job.dataset, FIRST_PRESET, {})
         today = self.today(job.method, job.dataset, job.preset, {})
         columns = self._columns_of(record, own)
-        if own in (usual, today) and job.seed in self.seeds:
-            return Run(record, folder, "published", "", columns)
+        outdated = _outdated(own, usual)
+        usual_settings = not job.overrides if outdated else own in (usual, today)
+        if usual_settings and job.seed in self.seeds:
+            return Run(record, folder, "published", "", columns, outdated)
         if columns:
-            return Run(record, folder, "variant", "", columns)
+            return Run(record, folder, "variant", "", columns, outdated)
         if isinstance(today, str):
             return Run(record, folder, "left out", today)
         why = describe_changes(own, today, job.dataset)
@@ -274,11 +298,15 @@ class Classifier:
     def _columns_of(self, record: Record, own: Values) -> tuple[tuple[str, str], ...]:
         """Return the campaign columns whose settings and seeds a record has."""
         job, found = record.job, []
+        usual = self.today(job.method, job.dataset, FIRST_PRESET, {})
         for spec in self._columns.get((job.method, job.dataset), []):
             changed = self.today(spec.method, spec.dataset, FIRST_PRESET, spec.overrides)
-            is_default = changed == self.today(spec.method, spec.dataset, FIRST_PRESET, {})
+            is_default = changed == usual
             seeds = spec.default_seeds if is_default and spec.default_seeds else spec.seeds
-            if own == changed and job.seed in seeds:
+            holds = own == changed
+            if _outdated(own, usual):  # by what it was asked for: presets may have changed, too
+                holds = job.overrides == ({} if is_default else spec.overrides)
+            if holds and job.seed in seeds:
                 found.append((spec.campaign, spec.variant))
         return tuple(found)
 
@@ -302,6 +330,33 @@ def _obstacle(record: Record) -> tuple[Kind | None, str]:
         (record.run_id != job.run_id, "left out", "its id is not that of its settings"),
     )
     return next(((kind, reason) for holds, kind, reason in obstacles if holds), (None, ""))
+
+
+def _outdated(own: Values, today: Values | str) -> str:
+    """Return of which earlier version of its method a run is, and today's; nothing otherwise."""
+    if isinstance(today, str):
+        return ""
+    version, now = own["version"], today["version"]
+    older = isinstance(version, int) and isinstance(now, int) and version < now
+    return f"version {version}, now {now}" if older else ""
+
+
+def _one_version(runs: list[Run]) -> list[Run]:
+    """Keep runs of one version of a method on a dataset: today's once it has as many seeds."""
+    seeds = Counter(
+        (run.job.method, run.job.dataset, bool(run.outdated))
+        for run in runs
+        if run.kind == "published"
+    )
+    kept = []
+    for run in runs:
+        cell = (run.job.method, run.job.dataset)
+        earlier_stands = seeds[*cell, True] > seeds[*cell, False]
+        if run.kind in ("published", "variant") and bool(run.outdated) != earlier_stands:
+            reason = run.outdated or "fewer seeds so far than the earlier version"
+            run = replace(run, kind="left out", reason=reason, variants=())
+        kept.append(run)
+    return kept
 
 
 def _one_preset(runs: list[Run]) -> list[Run]:

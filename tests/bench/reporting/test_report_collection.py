@@ -103,11 +103,11 @@ def test_settings_changed_by_hand_are_named() -> None:
 
 
 def with_identity(**changes: Any) -> Any:
-    """A record of seed 0 whose identity had other parts when it was made."""
-    job = jobs("erm", "umnist")[0]
+    """A record whose identity had other parts when it was made."""
+    job = jobs("erm", "umnist")[changes.get("seed", 0)]
     config = {**job.identity["config"], **changes.pop("config", {})}  # type: ignore[dict-item]
     older = replace(job, identity={**job.identity, "config": config, **changes})
-    return record(older, 90.0)
+    return record(replace(older, version=changes.get("version", job.version)), 90.0)
 
 
 def test_a_preset_that_changed_since_is_named_field_by_field() -> None:
@@ -117,9 +117,19 @@ def test_a_preset_that_changed_since_is_named_field_by_field() -> None:
     assert collection(made).runs[0].reason == f"lr 0.5, preset now {usual['method']['lr']}"
 
 
-def test_an_older_version_is_named() -> None:
+def test_an_earlier_version_stands_until_todays_has_as_many_seeds() -> None:
     now = jobs("erm", "umnist")[0].version
-    assert collection(with_identity(version=0)).runs[0].reason == f"version 0, now {now}"
+    alone = collection(with_identity(version=0))
+    (run,) = alone.published("erm", "umnist")
+    assert run.outdated == f"version 0, now {now}"
+    assert f"ERM on UMNIST (version 0, now {now})" in alone.outdated_note([run.run_id])
+    older, newer = with_identity(version=0), record(jobs("erm", "umnist")[1], 80.0)
+    both = collection(older, newer)
+    assert [run.reason for run in both.runs] == [f"version 0, now {now}", ""]
+    assert both.outdated_note(run.run_id for run in both.runs) == ""
+    fewer = collection(older, with_identity(version=0, seed=1), newer)
+    assert [run.job.version for run in fewer.published("erm", "umnist")] == [0, 0]
+    assert "fewer seeds so far than the earlier version" in [run.reason for run in fewer.runs]
 
 
 def test_other_data_is_named_by_the_setting_that_makes_it_other() -> None:
