@@ -13,12 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import submitit
 from rich.console import Console
-from submitit.core.utils import FailedJobError, UncompletedJobError
-from submitit.helpers import Checkpointable
 
 from bench.context import stage_address
 from bench.job import Job
@@ -61,12 +58,11 @@ def jobs_of_launch(folder: Path, run_ids: Sequence[str]) -> FixedJobs:
 
 
 @dataclass(frozen=True)
-class ArrayTask(Checkpointable):
+class ArrayTask:
     """What one task of an array does: a pool, as on a workstation. Small, for it is pickled.
 
-    It can be stopped at any time, and is started again as it is. Nothing is carried from one start
-    to the next but what the runs keep themselves: a requeue that was not announced resumes like one
-    that was.
+    It can be stopped and started at any time. Nothing is carried from one start to the next but
+    what the runs keep themselves: a requeue that was not announced resumes like one that was.
     """
 
     make_source: Callable[[], JobSource]  # called when it runs
@@ -79,6 +75,8 @@ class ArrayTask(Checkpointable):
 
     def __call__(self) -> list[str]:
         """Run what is not done yet, and return how it ended; records go to the store."""
+        from submitit.core.utils import UncompletedJobError
+
         source, began = self.make_source(), time.time()
         display = PlainProgress(self.total, Console(stderr=True))
         held = contextlib.nullcontext() if self.lock is None else Lock(self.lock).hold(wait=True)
@@ -93,6 +91,12 @@ class ArrayTask(Checkpointable):
         if self.on_complete is not None:
             self.on_complete()
         return [record.status.value for record in records]
+
+    def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what submitit is to start again: the same task, for its state is on disk."""
+        from submitit.core.utils import DelayedSubmission
+
+        return DelayedSubmission(self, *args, **kwargs)
 
 
 def record_time_limit(job: Job, options: RunOptions, refused: Exception, began: float) -> str:
@@ -290,6 +294,9 @@ def _in_progress(submitted: Mapping[str, SubmittedRun], cluster: Cluster) -> dic
 
 def send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], noun: str) -> Array:
     """Submit the tasks of an array; the noun names what is in them in case SLURM refuses."""
+    import submitit
+    from submitit.core.utils import FailedJobError
+
     folder, requeues = launch.folder / "tasks", array.resources.requeues
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=requeues)
     executor.update_parameters(**submitit_parameters(array, launch.code))
