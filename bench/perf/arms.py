@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.perf import dataloader
+from bench.perf import dataloader, photos
 from bench.perf.measure import EAGER_LIMIT, Arm, Case, Samples, timed
 from bench.perf.workload import PHASES, SEED, TREE_METHOD, EpochClock, Workload
 from methods.base import get_method
@@ -52,11 +53,15 @@ def cases_of(workload: Workload) -> list[Case]:
         return [arm(workload, batch) for arm in arms]
 
     title = f"{get_method(TREE_METHOD).title}, batch {batch}"
+    height, width = photos.NATIVE
+    batches = f"{name}: photos of {width} x {height} to batches"
+    prepared = Case(batches, partial(photos.native_photos, workload), limit=photos.LIMIT)
     sizes = {f"{name}: training, batch {size}": size for size in workload.batches}
     return [
         *(Case(what, partial(training, b), effort.max_repeats) for what, b in sizes.items()),
         Case(f"{name}: evaluation", evaluation, effort.max_repeats),
         Case(f"{name}: {title}", tree, effort.max_tree_repeats),
+        *([prepared] if workload.is_photo else []),
     ]
 
 
@@ -105,19 +110,23 @@ def clocked(fit: Callable[[EpochClock], object]) -> EpochClock:
 
 
 def our_training(workload: Workload, batch: int) -> Arm:
-    """Return the arm that runs our loop: sampling, gathering, augmentation, steps, history."""
-    task, config = workload.task(), workload.recipe(batch)
+    """Return the arm that runs our loop: sampling, gathering, augmentation, steps, history.
+
+    It is an epoch after the first, as nearly all are: the first may also make what others reuse.
+    """
+    task, config = workload.task(), replace(workload.recipe(batch), epochs=2)
     model = workload.network("ours")
-    images = workload.effort.trained // batch * batch
+    spread = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(SEED))
+    visited = spread[: workload.effort.trained // batch * batch]
 
     def sampler(epoch: int, generator: torch.Generator) -> Tensor:
-        """Shuffle the whole split, as an epoch does, and stop early."""
-        return torch.randperm(len(task.train), generator=generator)[:images]
+        """Shuffle what an epoch visits, which is not all of the split."""
+        return visited[torch.randperm(len(visited), generator=generator)]
 
     def train(clock: EpochClock) -> None:
         Training(model, task, config, clock, name="erm", sampler=sampler).run()
 
-    return lambda: {OURS: clocked(train).epochs["erm"][0]}
+    return lambda: {OURS: clocked(train).later_epochs("erm")}
 
 
 def our_evaluation(workload: Workload) -> Arm:

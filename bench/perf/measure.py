@@ -54,6 +54,7 @@ class Case:
     name: str
     build: Callable[[], Sequence[Arm]]  # called when it is measured: arms hold data and workers
     max_repeats: int = 1000  # turns that are enough, where one takes long
+    limit: str = EAGER_LIMIT  # the arm that ratios are taken against
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Row:
     images_per_cpu_second: float  # the median
     images_per_second: float  # the median
     spread: float  # distance of the quartiles of the former, as a share of the median
-    ratio: float  # the former against the eager limit's in the same turn; the median over turns
+    ratio: float  # the former against the limit's in the same turn; the median over turns
 
 
 COLUMNS = (*(own.name for own in fields(Row)), "commit")
@@ -107,15 +108,15 @@ def one_thread() -> Iterator[None]:
 
 
 def summarise(case: Case, turns: Sequence[Samples]) -> list[Row]:
-    """Return medians, spreads and ratios, the eager limit first."""
+    """Return medians, spreads and ratios, the limit first."""
     rows = []
-    for arm in sorted(turns[0], key=lambda arm: arm != EAGER_LIMIT):
+    for arm in sorted(turns[0], key=lambda arm: arm != case.limit):
         speeds = [turn[arm].per_cpu_second for turn in turns]
         by_wall = statistics.median(turn[arm].images / turn[arm].spent.wall for turn in turns)
         low, middle, high = (
             statistics.quantiles(speeds, n=4, method="inclusive") if len(speeds) > 1 else speeds * 3
         )
-        ratio = speed_ratio(turns, arm, EAGER_LIMIT)
+        ratio = speed_ratio(turns, arm, case.limit)
         rows.append(
             Row(case.name, arm, statistics.median(speeds), by_wall, (high - low) / middle, ratio)
         )

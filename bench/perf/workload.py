@@ -109,6 +109,7 @@ class Workload:
 
     dataset: str
     effort: Effort
+    photo_size: tuple[int, int] = (PHOTO_SIDE, PHOTO_SIDE)
 
     @cached_property
     def facts(self) -> Facts:
@@ -135,7 +136,7 @@ class Workload:
     def pixels(self) -> Tensor:
         """Stand-in images, as the dataset's files have them once decoded: (N, C, H, W) uint8."""
         if self.is_photo:
-            return _photos(self.effort.split)
+            return _photos(self.effort.split, self.photo_size)
         shown = (np.arange(self.effort.split) % 10).astype(np.uint8)
         grey = torch.from_numpy(digits.draw(shown, np.random.default_rng(SEED)))
         return grey[:, None].repeat(1, self.facts.channels, 1, 1)
@@ -199,10 +200,10 @@ def workload_of(dataset: str) -> Workload:
     return Workload(dataset, PHOTO_EFFORT) if digit_like.is_photo else digit_like
 
 
-def _photos(count: int) -> Tensor:
+def _photos(count: int, size: tuple[int, int]) -> Tensor:
     """Draw smooth colours with some grain, which a JPEG file keeps about as a photo."""
     generator = torch.Generator().manual_seed(SEED)
     coarse = torch.rand(count, 3, 14, 14, generator=generator)
-    smooth = functional.interpolate(coarse, size=PHOTO_SIDE, mode="bicubic")
+    smooth = functional.interpolate(coarse, size=size, mode="bicubic")
     grain = torch.randn(smooth.shape, generator=generator) / 16
     return (255 * (smooth + grain)).clamp(0, 255).byte()

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.perf import dataloader
-from bench.perf.arms import erm_training, our_training, tree_training
-from bench.perf.measure import one_thread
+from bench.perf import dataloader, photos
+from bench.perf.arms import cases_of, erm_training, our_training, tree_training
+from bench.perf.measure import Sample, one_thread, summarise
 from bench.perf.workload import (
     LENET_BATCH,
     PHOTO_BATCH,
@@ -23,6 +23,7 @@ from bench.perf.workload import (
     Workload,
     workload_of,
 )
+from bench.process import CpuClock
 from datasets.images import ImageBatch
 from datasets.transforms import Transform
 from methods import training
@@ -130,3 +131,30 @@ def test_processor_time_of_workers_is_counted() -> None:
         here = time.process_time() - before
         assert sample.images == 8
     assert 8 * 0.03 <= sample.spent.cpu - here < 0.45
+
+
+def test_photos_of_native_size_reach_batches_on_every_road() -> None:
+    workload = workload_of("waterbirds")
+    tiny = replace(photos.EFFORT, split=16)
+    native = replace(workload, effort=tiny, photo_size=photos.NATIVE)
+    mapped = photos.in_a_file(native.pixels)
+    index = torch.tensor([5, 2])
+    assert torch.equal(mapped.batch(index).pixels, native.pixels[index])
+    assert tuple(mapped.sizes[0].tolist()) == photos.NATIVE
+    (sample,) = photos.our_batches(native)().values()
+    assert sample.images == 16
+    stored = dataloader.stored_images(native, 16, native.facts.train_transform)
+    assert photos.decoded(stored) == 16
+    assert stored.read(0).size == photos.NATIVE[::-1]
+    assert stored[0][0].shape == (3, 224, 224)
+
+
+def test_ratios_are_taken_against_the_limit_of_the_case() -> None:
+    case = next(c for c in cases_of(workload_of("waterbirds")) if "to batches" in c.name)
+    turn = {
+        "ours": Sample(40, CpuClock(1.0, 1.0)),
+        dataloader.arm_name(0): Sample(10, CpuClock(1.0, 1.0)),
+    }
+    first, ours = summarise(case, [turn])
+    assert (first.arm, first.ratio, ours.ratio) == (dataloader.arm_name(0), 1.0, 4.0)
+    assert not [c for c in cases_of(workload_of("umnist")) if "photos" in c.name]
