@@ -34,7 +34,7 @@ from datasets.errors import UsageError
 
 PUBLISHED = published_folder() / "runs"
 CHANGED = "erm-cmnist-s1-952869a555"
-COPIED = ("erm-cmnist-s0-6bd327180d", CHANGED, "nct-cmnist-s0-60b6e6057b")
+COPIED = ("erm-cmnist-s0-6bd327180d", CHANGED, "jtt-cmnist-s0-2d03fa0b07")
 Edit = Callable[[Any], None]
 
 

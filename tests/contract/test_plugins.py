@@ -94,6 +94,7 @@ def mark_committed(runs: Path) -> None:
         record = json.loads(path.read_text())
         for part in (record, *record["stages"]):
             part["git"]["dirty"] = False
+        record.pop("checksum", None)
         path.write_text(json.dumps(record))
 
 

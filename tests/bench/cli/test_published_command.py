@@ -15,7 +15,7 @@ from bench.resources import published_folder
 from bench.store import Store
 
 Cli = Callable[..., Any]
-GRID = ("--methods", "nct", "--datasets", "cmnist", "--seeds", "2")
+GRID = ("--methods", "jtt", "--datasets", "cmnist", "--seeds", "2")
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_run_does_not_take_published_runs_for_its_own(cli: Cli, mnist_root: Path
 
 
 def test_show_looks_among_published_runs_last(cli: Cli, elsewhere: Path) -> None:
-    name = "nct-cmnist-s0-60b6e6057b"
+    name = "jtt-cmnist-s0-2d03fa0b07"
     told = cli("show", name)
     assert told.code == 0
     assert f"{name} (published)" in told.out
@@ -66,7 +66,7 @@ def test_show_looks_among_published_runs_last(cli: Cli, elsewhere: Path) -> None
     shipped = cli("show", name, "--json").json
     assert shipped["run_id"] == name
 
-    own = a_record(job=a_job("nct"), outcome=Outcome({"test": Metrics({"wga": 12.5})}))
+    own = a_record(job=a_job("jtt"), outcome=Outcome({"test": Metrics({"wga": 12.5})}))
     assert own.run_id == name
     Store(elsewhere / "results").write(own)
     told = cli("show", name)

@@ -15,23 +15,44 @@ import pandas as pd
 import pytest
 
 from bench.cli.parser import CLEANED
-from bench.record import Record
+from bench.job import NO_DATA, Job, Request, expand
+from bench.record import SCHEMA_VERSION
 from bench.resources import published_folder
 from bench.store import Store
 from datasets.lock import Lock
 
 Cli = Callable[..., Any]
-MAIN, VARIANT = "erm-cmnist-s1-952869a555", "nct-cmnist-s0-0f9036cdca"
-PRESET = "nct-cmnist-s0-60b6e6057b"
+MAIN = "erm-cmnist-s1-952869a555"
+SETTINGS = {"nct.heads": "mlp"}  # a column of a campaign
+
+
+def variant_job(**settings: str) -> Job:
+    request = Request(("nct",), ("cmnist",), (0,), NO_DATA, overrides={**SETTINGS, **settings})
+    return expand(request)[0]
+
+
+VARIANT = variant_job().run_id
 NOWHERE = ("--data-root", os.devnull)
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Store:
     """A store with two runs that may be published: a main run and a campaign's variant."""
-    for name in (MAIN, VARIANT):
-        shutil.copytree(published_folder() / "runs" / name, tmp_path / "own" / "runs" / name)
-    return Store(tmp_path / "own")
+    published, store = published_folder() / "runs", Store(tmp_path / "own")
+    shutil.copytree(published / MAIN, store.runs / MAIN)
+    # Whichever run of the method is published, as if it had been made with these settings.
+    shutil.copytree(next(iter(sorted(published.glob("nct-cmnist-s0-*")))), store.runs / VARIANT)
+    make_run_of(store, VARIANT, variant_job())
+    return store
+
+
+def make_run_of(store: Store, name: str, job: Job) -> None:
+    """Have a stored run say that it is one of another job."""
+    raw = json.loads((store.runs / name / "record.json").read_text())
+    own = {"schema_version": SCHEMA_VERSION, "run_id": job.run_id, "command": job.command()}
+    stages = [{**raw["stages"][-1], "key": job.run_id}]
+    edit(store, name, **{**job.to_json(), **own, "stages": stages})
+    (store.runs / name).rename(store.runs / job.run_id)
 
 
 def edit(store: Store, name: str, **values: Any) -> None:
@@ -137,18 +158,13 @@ def test_publish_refuses_data_that_is_not_the_release(cli: Cli, own: Store, tmp_
 
 def test_publish_refuses_settings_of_no_campaign(cli: Cli, own: Store, tmp_path: Path) -> None:
     """The same as a variant that may be published, but for one value."""
-    raw = json.loads((own.runs / VARIANT / "record.json").read_text())
-    raw["overrides"] = {"nct.z": "1.5"}
-    usual = json.loads((published_folder() / "runs" / PRESET / "record.json").read_text())
-    raw["config"]["method"] = {**usual["config"]["method"], "z": 1.5}
-    run_id = Record.from_json(raw).job.run_id
-    raw |= {"run_id": run_id, "stages": [{**raw["stages"][0], "key": run_id}]}
-    edit(own, VARIANT, **raw)
-    (own.runs / VARIANT).rename(own.runs / run_id)
+    job = variant_job(**{"nct.z": "1.5"})
+    run_id = job.run_id
+    make_run_of(own, VARIANT, job)
     assert cli("check", own.runs / run_id, *NOWHERE).code == 0
     told = cli("publish", own.runs / run_id, "--to", tmp_path / "published", *NOWHERE)
     assert told.code == 1
-    assert told.out.startswith(f"not published: {run_id}: settings changed by hand: z 1.5")
+    assert told.out.startswith(f"not published: {run_id}: settings changed by hand: heads mlp")
 
 
 def fill(folder: Path, size: int = 1000) -> Path:
