@@ -31,7 +31,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -470,7 +470,7 @@ def main() -> None:
     cluster = one_machine_slurm() if asked.where == SLURM else contextlib.nullcontext({})
     with cluster as environment:
         figures = Chaos(folder, asked.where, Grid(), asked.seed, environment)(asked.kills)
-    print(json.dumps(asdict(figures), indent=1))
+    print(json.dumps({**vars(figures), "kills": dict(figures.kills)}, indent=1))
     if asked.folder is None:
         shutil.rmtree(folder)
 

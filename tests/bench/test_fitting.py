@@ -192,6 +192,18 @@ def test_details_have_a_size_limit() -> None:
         checked_details({"own": {"figures": [0.123456789] * 100_000}})
 
 
+def test_a_run_that_was_finished_meanwhile_is_not_made_again(
+    digits_root: Path, tmp_path: Path
+) -> None:
+    (job,) = expand(Request(("erm",), ("umnist",), (0,), digits_root, quick=True))
+    options = RunOptions(digits_root, tmp_path, isolate=False)
+    first, reported = run_job(job, options, lambda values: None), []
+    assert first.done
+    again = run_job(job, options, lambda values: reported.append(values))
+    assert again == Store(tmp_path).record(job.run_id)
+    assert reported == []
+
+
 def test_unset_random_state_of_this_process_does_not_matter(
     digits_root: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ That the process which fits never holds what a tier hides is part of the contrac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ class Watcher(Cheat):
         watched = model.register_forward_hook(lambda module, images, out: shown.append(len(out)))
         Training(model, task, config, ctx).run()
         watched.remove()
-        return FittedClassifier(model, details={"watcher": {"batches": sorted(set(shown))}})
+        noted = {"batches": sorted(set(shown)), "process": os.getpid()}
+        return FittedClassifier(model, details={"watcher": noted})
 
 
 @pytest.fixture(scope="module")
@@ -146,12 +148,12 @@ def test_hooks_stay_in_the_fit(run_cheat: Any, runs: Runs) -> None:
     """What the audit is shown is the network alone, without what a fit has hung on it."""
     record = run_cheat(Watcher)
     assert record.done, record.failure
-    assert 100 not in record.details["watcher"]["batches"]
+    noted = record.details["watcher"]
+    assert 100 not in noted["batches"]
+    assert noted["process"] != os.getpid(), "the fit has a process of its own"
 
 
 def test_memory_search_finds_what_is_there(runs: Runs) -> None:
-    import os
-
     from bench.runner import load_data
 
     job = runs.job("erm", "umnist")
