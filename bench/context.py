@@ -55,6 +55,7 @@ AuditCallback = Callable[[str, Values, Tensor, nn.Module], None]
 HistoryRow = dict[str, object]
 TENSORS = "tensors.safetensors"  # of a stage
 ROW_KEY = ("stage", "iteration", "phase", "epoch")
+AUDIT = "audit_"  # what the names of the columns begin with that the audit alone fills
 
 
 class FitStopped(BenchError):
@@ -488,12 +489,16 @@ class StoredStage:
 
 
 def with_audit(rows: Sequence[HistoryRow], folder: Path) -> list[HistoryRow]:
-    """Join to history rows what the audit saw; only after the fit has ended."""
+    """Join to history rows what the audit saw; only after the fit has ended.
+
+    What a method itself writes into the audit's columns is no finding of the audit.
+    """
     seen: dict[tuple[object, ...], Values] = {}
     for key in {str(row["record"]) for row in rows}:
         for row in read_lines(folder / f"{key}.jsonl"):
             seen[key, *_row_key(row)] = row
-    return [{**seen.get((row["record"], *_row_key(row)), {}), **row} for row in rows]
+    own = ({n: v for n, v in row.items() if not n.startswith(AUDIT)} for row in rows)
+    return [{**seen.get((row["record"], *_row_key(row)), {}), **row} for row in own]
 
 
 def _row_key(row: Values) -> tuple[object, ...]:
