@@ -422,6 +422,33 @@ def test_a_method_cannot_write_findings_of_the_audit(tmp_path: Path) -> None:
     assert not [name for name in unseen if name.startswith("audit_")]
 
 
+@pytest.mark.parametrize("anyway", [False, True])
+def test_looks_at_an_attempt_that_was_started_again_are_not_joined(
+    tmp_path: Path, digits: LoadedData, anyway: bool
+) -> None:
+    """Other code starts again, and its audit, which is thinner, leaves most epochs out."""
+    folder, model = tmp_path / "audits", nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))
+    logits = torch.zeros(len(digits.splits["val"]), 5)
+
+    def train(code: str, every: float, epochs: range) -> RunContext:
+        audit = Auditor(digits, folder, code).look
+        settings = {"code": code, "audit_every": every, "resume_anyway": anyway}
+        ctx = make_context(tmp_path, audit=audit, **settings)
+        for epoch in epochs:
+            where = {"stage": "toy", "epoch": epoch}
+            ctx.history(where, loss=0.0)
+            ctx.audit(where, logits, model)
+            ctx.save("toy", {"epoch": epoch})
+        return ctx
+
+    train("1111", 1, range(2))
+    account = train("2222", 4, range(2 * anyway, 4)).account
+    rows = with_audit(account.history(), folder, [account.cost("fit", "2222")])
+    looked = [row["epoch"] for row in rows if "audit_test_wga" in row]
+    assert looked == ([0, 1, 3] if anyway else [3])
+    assert not any("audit_code" in row for row in rows)
+
+
 def test_a_failing_audit_is_not_silent(tmp_path: Path, digits: LoadedData) -> None:
     ctx = make_context(tmp_path, audit=Auditor(digits, tmp_path / "audit").look)
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(7, 5))
