@@ -50,7 +50,7 @@ class Environment:
     Attributes:
         cpu: the processor's family, model, a digest of its flags, and its caches.
         cpu_capability: the instruction set that torch uses.
-        numerics: the choice in effect, and the settings of the three libraries (`bench.numerics`).
+        numerics: the choice in effect, and the settings of the libraries (`bench.numerics`).
     """
 
     python: str = ""
