@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from bench.context import AUDIT_CODE
 from bench.evaluation import evaluate, robust_metric
 from bench.process import CpuClock
 from datasets.base import LoadedData
@@ -56,16 +57,17 @@ def default_interval(data: LoadedData) -> float:
 class Auditor:
     """Scores models on validation and test with all group labels."""
 
-    def __init__(self, data: LoadedData, folder: Path) -> None:
-        """Prepare to write rows to `<folder>/<run or stage>.jsonl`."""
+    def __init__(self, data: LoadedData, folder: Path, code: str = "") -> None:
+        """Prepare to write rows to `<folder>/<run or stage>.jsonl`, by models of that code."""
         self.data = data
         self.folder = folder
+        self.code = code
         self.test = EvalImages(data.splits["test"].images, data.facts.eval_transform)
         self.names = dict.fromkeys((*AUDITED, robust_metric(data.facts)))
 
     def look(self, key: str, where: Values, val_outputs: Tensor, module: nn.Module) -> None:
         """Write down how the model does as it is now."""
-        row, began = dict(where), CpuClock.now()
+        row, began = {**where, **({AUDIT_CODE: self.code} if self.code else {})}, CpuClock.now()
         outputs = {"val": val_outputs, "test": predict_with(module, self.test)}
         for split, found in outputs.items():
             scores = class_scores(found, len(self.data.facts.classes))

@@ -55,6 +55,8 @@ AuditCallback = Callable[[str, Values, Tensor, nn.Module], None]
 HistoryRow = dict[str, object]
 TENSORS = "tensors.safetensors"  # of a stage
 ROW_KEY = ("stage", "iteration", "phase", "epoch")
+AUDIT = "audit_"  # what the names of the columns begin with that the audit alone fills
+AUDIT_CODE = f"{AUDIT}code"  # in the audit's rows: the code whose model it saw
 
 
 class FitStopped(BenchError):
@@ -487,13 +489,31 @@ class StoredStage:
         )
 
 
-def with_audit(rows: Sequence[HistoryRow], folder: Path) -> list[HistoryRow]:
-    """Join to history rows what the audit saw; only after the fit has ended."""
+def with_audit(
+    rows: Sequence[HistoryRow], folder: Path, costs: Sequence[StageCost] = ()
+) -> list[HistoryRow]:
+    """Join to history rows what the audit saw; only after the fit has ended.
+
+    What a method itself writes into the audit's columns is no finding of the audit, nor is what was
+    seen of an attempt that other code made and that was started again: where the audit is thinned,
+    nothing has taken its place. The costs say which code each part is by.
+    """
+    codes = {
+        one.key if one.name == "fit" else f"{one.name}-{one.key}": _codes(one) for one in costs
+    }
     seen: dict[tuple[object, ...], Values] = {}
     for key in {str(row["record"]) for row in rows}:
         for row in read_lines(folder / f"{key}.jsonl"):
-            seen[key, *_row_key(row)] = row
-    return [{**seen.get((row["record"], *_row_key(row)), {}), **row} for row in rows]
+            code = row.pop(AUDIT_CODE, None)
+            if code is None or code in codes.get(key, {code}):
+                seen[key, *_row_key(row)] = row
+    own = ({n: v for n, v in row.items() if not n.startswith(AUDIT)} for row in rows)
+    return [{**seen.get((row["record"], *_row_key(row)), {}), **row} for row in own]
+
+
+def _codes(cost: StageCost) -> set[str]:
+    """Return the digests of the code that computed something, without the arithmetic's name."""
+    return {mark.partition("-")[0] for mark in (cost.code or "", *(cost.resumed_from or ()))}
 
 
 def _row_key(row: Values) -> tuple[object, ...]:

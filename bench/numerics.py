@@ -1,9 +1,10 @@
 """The arithmetic of fits on a processor: one instruction set, so that the same bits come out.
 
-torch, oneDNN and MKL each choose their kernels by the processor they find, and kernels of different
-widths add in different orders: two machines of one name then agree in no run. Pinned to AVX2, which
-every x86 processor in use has, they agree. Each library reads its variable once, at its first
-use, so `bench` sets them when it is itself imported, and child processes inherit them.
+torch, oneDNN, MKL and the OpenBLAS of numpy and scipy choose their kernels by the processor they
+find, and kernels of different widths add in different orders: two machines of one name then agree
+in no run. Pinned to AVX2, which every x86 processor in use has (OpenBLAS calls it Haswell), they
+agree. Each library reads its variable once, at its first use, so `bench` sets them when it is
+itself imported, and child processes inherit them.
 
 Nothing is imported here, since this runs before anything else does.
 """
@@ -16,7 +17,12 @@ from pathlib import Path
 
 CHOICES = ("pinned", "native")
 VARIABLE = "BENCH_NUMERICS"
-PINNED = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
+PINNED = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+}
 
 # What the user set; where it is our value, a process that had pinned it may have left it.
 _chosen = {n: v for n in PINNED if (v := os.environ.get(n)) not in (None, PINNED[n])}

@@ -50,7 +50,7 @@ class Environment:
     Attributes:
         cpu: the processor's family, model, a digest of its flags, and its caches.
         cpu_capability: the instruction set that torch uses.
-        numerics: the choice in effect, and the settings of the three libraries (`bench.numerics`).
+        numerics: the choice in effect, and the settings of the libraries (`bench.numerics`).
     """
 
     python: str = ""
@@ -69,7 +69,8 @@ class Environment:
 class Plugin:
     """The distribution that a method or dataset from outside this repository came with.
 
-    The digest is of the files of the package that holds it.
+    One that no installed package brought has the name of its module, and no version. The digest is
+    of the files of the package that holds it; a notebook has none.
     """
 
     distribution: str
@@ -135,7 +136,10 @@ def code_digest() -> str:
 
 def plugin_info(name: str, module: str) -> Plugin:
     """Describe the distribution `name` by its version and the files of a module's package."""
-    file = Path(import_module(module.partition(".")[0]).__file__ or "")
+    source = getattr(import_module(module.partition(".")[0]), "__file__", None)
+    if source is None:
+        return Plugin(name, _version(name))
+    file = Path(source)
     files = file.parent.rglob("*") if file.name == "__init__.py" else [file]
     return Plugin(name, _version(name), _digest_of(files, file.parent))
 

@@ -420,24 +420,23 @@ def new_record(job: Job, status: Status, **parts: object) -> Record:
         environment=environment(),
         git=git_state(),
         code=code_digest(),
-        plugin=_plugin_of(job),
+        plugin=next(iter(_plugins_of(job)), None),
     )
     return Record(job=job, status=status, provenance=provenance, **parts)  # type: ignore[arg-type]
 
 
-def _plugin_of(job: Job) -> Plugin | None:
-    """Describe the distribution of the job's method, or else of its dataset, if it has one."""
-    if "plugin" in job.identity:  # else a built-in, whose code need not even be importable
-        for owner in (get_method(job.method), get_dataset(job.dataset)):
-            if owner.distribution is not None:
-                return plugin_info(owner.distribution, type(owner).__module__)
-    return None
+def _plugins_of(job: Job) -> list[Plugin]:
+    """Describe the distributions of the job's method and dataset, as far as they have any."""
+    if "plugin" not in job.identity:  # built-ins, whose code need not even be importable
+        return []
+    owners = (get_method(job.method), get_dataset(job.dataset))
+    found = [plugin_info(o.distribution, type(o).__module__) for o in owners if o.distribution]
+    return list(dict.fromkeys(found))
 
 
 def code_of(job: Job) -> str:
-    """Return the digest of all code that a job's numbers hang on, a plug-in's included."""
-    plugin = _plugin_of(job)
-    return f"{code_digest()}+{plugin.digest}" if plugin else code_digest()
+    """Return the digest of all code that a job's numbers hang on, plug-ins' included."""
+    return "+".join((code_digest(), *(str(plugin.digest) for plugin in _plugins_of(job))))
 
 
 def failed_record(

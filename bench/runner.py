@@ -172,7 +172,7 @@ def _run(
     given = fit_task(job, data, options, store)
     data = data.to(torch.device(options.device))
     audited = "test" in data.splits and options.audit_every != 0
-    audit = Auditor(data, store.audits).look if audited else None
+    audit = Auditor(data, store.audits, given.settings.code).look if audited else None
     fit = fit_here if fit_process is None else fit_process.fit
     result = fit(given, report, audit)
     report({"stage": "evaluating"})
@@ -253,7 +253,7 @@ def save_run(
     else:
         if fitted.partition is not None:
             quality, partition = describe_partition(fitted, data)
-        history = with_audit(history, store.audits)
+        history = with_audit(history, store.audits, result.stages)
         looks = [float(str(row.pop("audit_seconds"))) for row in history if "audit_seconds" in row]
         audit = AuditCost(len(looks), sum(looks))
         if fitted.tree_key:

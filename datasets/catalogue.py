@@ -80,7 +80,7 @@ def _load_plug_in(entry: EntryPoint) -> None:
     for name, dataset in DATASETS.items():
         # The package may have been imported, and its datasets registered, before.
         if before.get(name) is not dataset or _package_of(dataset) == package:
-            dataset.distribution = distribution
+            dataset.distribution = distribution or package
 
 
 def _package_of(dataset: Dataset) -> str:

@@ -110,7 +110,8 @@ class Dataset(ABC):
         metric_titles: how tables spell the metrics.
         source: what `bench data get` fetches for it; the name by default.
         files_pinned: whether `check_files` compares all files with known sums, pixels among them.
-        distribution: the installed package that brought it; None for those of this repository.
+        distribution: the installed package that brought it, or else the module that registered it;
+            None for those of this repository.
     """
 
     name: ClassVar[str]
@@ -350,5 +351,12 @@ def register(dataset: DatasetType) -> DatasetType:
     dataset.source = dataset.source or name
     if not dataset.table_metrics:
         dataset.table_metrics = TABLE_METRICS[added.facts(dataset.config_type()).metric]
+    added.distribution = outside(dataset, "datasets")
     DATASETS[name] = added
     return dataset
+
+
+def outside(kind: type, package: str) -> str | None:
+    """Return the package or module that a class is from, or none if that is this repository's."""
+    own = kind.__module__.partition(".")[0]
+    return None if own == package else own

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from datasets.base import BackboneSpec, Task
+from datasets.dataset import outside
 from datasets.errors import UsageError, did_you_mean
 
 BUILT_IN = (
@@ -240,7 +241,8 @@ class Method(ABC):
         order: its place in tables, lowest first.
         reference: the paper it is from, in short.
         tree: whether what it fits is a tree with leaves and iterations.
-        distribution: the installed package that brought it; None for those of this repository.
+        distribution: the installed package that brought it, or else the module that registered it;
+            None for those of this repository.
     """
 
     name: ClassVar[str]
@@ -337,6 +339,7 @@ def register(
         method.name, method.version, method.config_type = name, version, config
         method.title, method.order, method.reference = title or name, order, reference
         METHODS[name] = method()
+        METHODS[name].distribution = outside(method, "methods")
         return method
 
     return add
@@ -362,7 +365,7 @@ def load_methods() -> dict[str, Method]:
             # Its module may have been imported before, by the user or in unpickling.
             inside = f"{type(method).__module__}.".startswith(f"{entry.module}.")
             if inside or before.get(name) is not method:
-                method.distribution = distribution
+                method.distribution = distribution or outside(type(method), "methods")
     return METHODS
 
 

@@ -36,7 +36,7 @@ from bench.process import CpuClock
 from bench.provenance import git_state
 from bench.runner import load_data
 from datasets.base import GroupLabelsHidden, LoadedData, Task
-from datasets.files import read_lines
+from datasets.files import append_line, read_lines
 from methods.base import Context, Stage, StageResult, Supervision
 
 names = st.lists(st.text(st.characters(exclude_characters="/", codec="utf-8")), max_size=3)
@@ -408,6 +408,45 @@ def test_processor_time_is_the_methods_own_and_adds_up(tmp_path: Path) -> None:
     again = make_context(tmp_path)
     again.restore("half")
     assert again.account.elapsed().cpu >= 0.2
+
+
+def test_a_method_cannot_write_findings_of_the_audit(tmp_path: Path) -> None:
+    ctx = make_context(tmp_path)
+    for epoch in (0, 1):
+        where = {"stage": "toy", "epoch": epoch, "audit_test_wga": 100.0}
+        ctx.history(where, loss=0.5, audit_seconds=-1e6)
+    looks = {"stage": "toy", "epoch": 0, "audit_test_wga": 12.5, "audit_seconds": 2.0}
+    append_line(tmp_path / "audits" / "run.jsonl", looks)
+    seen, unseen = with_audit(ctx.account.history(), tmp_path / "audits")
+    assert (seen["audit_test_wga"], seen["audit_seconds"], seen["loss"]) == (12.5, 2.0, 0.5)
+    assert not [name for name in unseen if name.startswith("audit_")]
+
+
+@pytest.mark.parametrize("anyway", [False, True])
+def test_looks_at_an_attempt_that_was_started_again_are_not_joined(
+    tmp_path: Path, digits: LoadedData, anyway: bool
+) -> None:
+    """Other code starts again, and its audit, which is thinner, leaves most epochs out."""
+    folder, model = tmp_path / "audits", nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))
+    logits = torch.zeros(len(digits.splits["val"]), 5)
+
+    def train(code: str, every: float, epochs: range) -> RunContext:
+        audit = Auditor(digits, folder, code).look
+        settings = {"code": code, "audit_every": every, "resume_anyway": anyway}
+        ctx = make_context(tmp_path, audit=audit, **settings)
+        for epoch in epochs:
+            where = {"stage": "toy", "epoch": epoch}
+            ctx.history(where, loss=0.0)
+            ctx.audit(where, logits, model)
+            ctx.save("toy", {"epoch": epoch})
+        return ctx
+
+    train("1111", 1, range(2))
+    account = train("2222", 4, range(2 * anyway, 4)).account
+    rows = with_audit(account.history(), folder, [account.cost("fit", "2222")])
+    looked = [row["epoch"] for row in rows if "audit_test_wga" in row]
+    assert looked == ([0, 1, 3] if anyway else [3])
+    assert not any("audit_code" in row for row in rows)
 
 
 def test_a_failing_audit_is_not_silent(tmp_path: Path, digits: LoadedData) -> None:

@@ -41,9 +41,23 @@ def in_a_new_process(code: str, **environment: str) -> dict[str, str]:
 
 
 @pinned_here
-def test_importing_bench_before_torch_pins_all_three_libraries() -> None:
+def test_importing_bench_before_torch_pins_all_libraries() -> None:
     found = in_a_new_process("from bench import numerics")
     assert found == {"choice": "pinned", **numerics.PINNED, "torch": "AVX2"}
+
+
+@pinned_here
+def test_numpys_blas_is_pinned_as_well() -> None:
+    """With kernels for AVX-512 mixtures, by which GEORGE clusters, end in other bits."""
+    cores = (
+        "[own['architecture'] for own in threadpool_info() if own['internal_api'] == 'openblas']"
+    )
+    code = (
+        "from bench import numerics\nimport numpy\nfrom threadpoolctl import threadpool_info\n"
+        f"assert {{*{cores}}} <= {{'Haswell'}}"
+    )
+    found = in_a_new_process(code, OPENBLAS_CORETYPE="SkylakeX")
+    assert found["OPENBLAS_CORETYPE"] == "Haswell"
 
 
 @pinned_here

@@ -22,12 +22,14 @@ from bench.record import (
     Unreadable,
     code_of,
     failed_record,
+    new_record,
     read_record,
 )
 from bench.resources import published_folder
+from datasets.catalogue import get_dataset
 from datasets.errors import BenchError
 from datasets.files import digest, to_json
-from methods.base import Supervision, get_method
+from methods.base import METHODS, Supervision, get_method, register
 
 PUBLISHED = sorted((published_folder() / "runs").glob("*/record.json"))
 
@@ -171,3 +173,21 @@ def test_the_code_of_a_run_includes_the_plug_in_it_hangs_on(
     (outside,) = expand(Request(("erm",), ("umnist",), (0,), NO_DATA))
     own, _, theirs = code_of(outside).partition("+")
     assert own == code_digest() and len(theirs) == 16
+    monkeypatch.setattr(get_dataset("umnist"), "distribution", "somewhere")
+    (outside,) = expand(Request(("erm",), ("umnist",), (0,), NO_DATA))
+    assert len({*code_of(outside).split("+")}) == 3, "the dataset's code is another package's"
+
+
+def test_a_method_that_a_program_defines_is_not_taken_for_ours() -> None:
+    kind = type("Here", (type(get_method("erm")),), {"__module__": __name__})
+    register("here", version=1, config=get_method("erm").config_type)(kind)
+    try:
+        (job,) = expand(Request(("here",), ("umnist",), (0,), NO_DATA))
+        record = new_record(job, Status.RUNNING)
+        code = code_of(job)
+    finally:
+        METHODS.pop("here")
+    plugin = record.provenance.plugin
+    assert plugin is not None and job.identity["plugin"] == {"method": __name__}
+    assert (plugin.distribution, plugin.version) == (__name__, None)
+    assert plugin.digest and code == f"{code_digest()}+{plugin.digest}"

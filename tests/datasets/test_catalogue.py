@@ -224,9 +224,9 @@ def test_two_datasets_of_one_name_are_refused(registry: dict[str, Dataset]) -> N
 
 
 def test_what_a_dataset_leaves_out_has_a_default(registry: dict[str, Dataset]) -> None:
-    register(type("Plain", (Dots,), {"name": "plain"}))
+    register(type("Plain", (Dots,), {"name": "plain", "__module__": __name__}))
     plain = get_dataset("plain")
-    assert (plain.title, plain.source, plain.distribution) == ("plain", "plain", None)
+    assert (plain.title, plain.source, plain.distribution) == ("plain", "plain", __name__)
     assert plain.table_metrics == ("auroc",) and plain.metric_titles is METRIC_TITLES
     assert plain.metric_title("wga_colour") == "WGA, colour"
     assert plain.metric_title("auroc_pair") == "auroc_pair"
@@ -271,7 +271,7 @@ def test_a_package_imported_before_is_known_by_its_distribution(
     plug_in: PlugIn, registry: dict[str, Dataset]
 ) -> None:
     register(Dots)
-    assert registry["dots"].distribution is None
+    assert registry["dots"].distribution == "test_catalogue"
     plug_in("test_catalogue")
     assert get_dataset("dots").distribution == "dots-for-bench"
 
