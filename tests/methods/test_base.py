@@ -65,7 +65,7 @@ class TestRegister:
         some_method("some_2")
         method = get_method("some_2")
         assert (method.title, method.order, method.reference) == ("some_2", 100, "")
-        assert (method.tree, method.distribution) == (False, None)
+        assert (method.tree, method.distribution) == (False, type(method).__module__.split(".")[0])
         assert method.version_of(ErmConfig()) == 1
         assert method.stages(ErmConfig()) == ()
         assert method.selection_rules(ErmConfig(selection="val_loss")) == ("val_loss",)
