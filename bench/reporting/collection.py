@@ -342,21 +342,37 @@ def _outdated(own: Values, today: Values | str) -> str:
 
 
 def _one_version(runs: list[Run]) -> list[Run]:
-    """Keep runs of one version of a method on a dataset: today's once it has as many seeds."""
-    seeds = Counter(
-        (run.job.method, run.job.dataset, bool(run.outdated))
-        for run in runs
-        if run.kind == "published"
-    )
+    """Keep runs of one version of a method on a dataset: today's once it has as many seeds.
+
+    What an earlier version's preset was is not known any more, so that its runs have to agree on
+    it: those that have other settings than most are left out.
+    """
+    of_cell: dict[tuple[str, str, bool], Counter[str]] = {}
+    for run in runs:
+        if run.kind == "published":
+            key = (run.job.method, run.job.dataset, bool(run.outdated))
+            of_cell.setdefault(key, Counter())[_settings(run)] += 1
     kept = []
     for run in runs:
         cell = (run.job.method, run.job.dataset)
-        earlier_stands = seeds[*cell, True] > seeds[*cell, False]
-        if run.kind in ("published", "variant") and bool(run.outdated) != earlier_stands:
+        earlier, today = (
+            of_cell.get((*cell, is_earlier), Counter()) for is_earlier in (True, False)
+        )
+        usual, seeds = earlier.most_common(1)[0] if earlier else ("", 0)
+        earlier_stands = seeds > today.total()
+        odd = run.kind == "published" and run.outdated and _settings(run) != usual
+        if odd:
+            reason = f"{run.outdated}; settings unlike those of the other runs of that version"
+            run = replace(run, kind="left out", reason=reason, variants=())
+        elif run.kind in ("published", "variant") and bool(run.outdated) != earlier_stands:
             reason = run.outdated or "fewer seeds so far than the earlier version"
             run = replace(run, kind="left out", reason=reason, variants=())
         kept.append(run)
     return kept
+
+
+def _settings(run: Run) -> str:
+    return to_json(without_seed(run.job.identity))
 
 
 def _one_preset(runs: list[Run]) -> list[Run]:
