@@ -142,16 +142,6 @@ def test_runs_of_an_earlier_version_agree_on_their_settings() -> None:
     assert "settings unlike those of the other runs" in runs.runs[-1].reason
 
 
-def test_runs_of_an_earlier_version_agree_on_their_settings() -> None:
-    usual = jobs("erm", "umnist")[0].identity["config"]
-    assert isinstance(usual, dict)
-    odd = with_identity(version=0, config={"method": {**usual["method"], "lr": 0.5}})
-    alike = [with_identity(version=0, seed=seed) for seed in (0, 1)]
-    runs = collection(*alike, odd)
-    assert [run.record for run in runs.published("erm", "umnist")] == alike
-    assert "settings unlike those of the other runs" in runs.runs[-1].reason
-
-
 def test_other_data_is_named_by_the_setting_that_makes_it_other() -> None:
     request = Request(("erm",), ("cmnist",), (0,), NO_DATA, overrides={"cmnist.protocol": "cnc"})
     (run,) = collection(record(expand(request)[0], 90.0)).runs
