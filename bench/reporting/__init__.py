@@ -28,7 +28,7 @@ from bench.reporting.table import Table
 from datasets.files import atomic_file
 
 __all__ = ["Collection", "FigureSpec", "Reference", "ReportInput", "TableBuilder", "VariantSpec"]
-__all__ += ["PARETO", "TRAINING_TIME", "build", "build_pdf", "collect"]
+__all__ += ["PARETO", "TRAINING_TIME", "build", "build_pdf", "collect", "make_tables"]
 
 # What is in a report without any paper.
 GENERIC_TABLES: tuple[TableBuilder, ...] = (
@@ -53,7 +53,7 @@ def build(
     page = out / "index.html"
     written: dict[Path, str] = {}
     try:
-        made = [_with_versions(table(given), given.runs) for table in tables]
+        made = make_tables(given, tables)
         drawn = write_figures(given, figures, out / "figures", formats)
         for table in made:
             written[out / "tables" / f"{table.label}.csv"] = table.to_csv()
@@ -68,8 +68,11 @@ def build(
     return page
 
 
-def _with_versions(table: Table, runs: Collection) -> Table:
-    """Add a note where a table shows runs of an earlier version of a method."""
-    shown = (run_id for row in table.rows for cell in row.cells for run_id in cell.run_ids)
-    note = runs.outdated_note(shown)
-    return replace(table, notes=(*table.notes, note)) if note else table
+def make_tables(given: ReportInput, tables: Sequence[TableBuilder]) -> list[Table]:
+    """Return the tables, with a note where one shows runs of an earlier version of a method."""
+    made = []
+    for table in (build_table(given) for build_table in tables):
+        shown = (run_id for row in table.rows for cell in row.cells for run_id in cell.run_ids)
+        note = given.runs.outdated_note(shown)
+        made.append(replace(table, notes=(*table.notes, note)) if note else table)
+    return made

@@ -10,7 +10,7 @@ import pytest
 
 from bench import paper
 from bench.paper.campaigns import CAMPAIGNS
-from bench.reporting import ReportInput, collect
+from bench.reporting import ReportInput, collect, make_tables
 from bench.reporting.collection import Collection
 from bench.reporting.latex import table_source
 from bench.reporting.names import dataset_title, method_title
@@ -39,7 +39,7 @@ def test_the_committed_tables_are_rendered_again_from_the_committed_runs(
     runs: Collection, tmp_path: Path
 ) -> None:
     given = ReportInput(runs, tmp_path, paper.reference())
-    tables = [build(given) for build in paper.TABLES]
+    tables = make_tables(given, paper.TABLES)
     committed = REPORT / "tables"
     assert {path.stem for path in committed.iterdir()} == {table.label for table in tables}
     for table in tables:
