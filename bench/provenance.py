@@ -28,7 +28,7 @@ LIBRARIES = (
 PACKAGES = ("bench", "methods", "datasets", "pyproject.toml")
 COMPUTING = (
     *("runner.py", "fitting.py", "context.py", "evaluation.py"),
-    *("job.py", "process.py", "numerics.py"),
+    *("job.py", "process.py", "numerics.py", "audit.py", "record.py", "store.py"),
 )
 """The files of `bench` that can influence a run's numbers; all of methods and datasets can."""
 SOURCES = (".py", ".toml")
