@@ -21,10 +21,9 @@ from torch import Tensor
 from datasets.base import Task
 from datasets.config import require
 from datasets.errors import BenchError
-from methods.backbones import SingleNetworkMethod
-from methods.base import Context, Fitted, Method, Stage, StageResult, Supervision, register
+from methods.base import Context, Fitted, Stage, StageResult, Supervision, register
 from methods.erm import ErmConfig, erm_stage, train_erm
-from methods.groupdro import GroupDroConfig, train_groupdro, version_of
+from methods.groupdro import GroupDroConfig, RobustMethod, train_groupdro
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
 
@@ -144,12 +143,8 @@ def find_environments(task: Task, config: EiilConfig, ctx: Context) -> tuple[Ten
 @register(
     "eiil", version=1, config=EiilConfig, title="EIIL", order=40, reference="Creager et al. 2021"
 )
-class Eiil(SingleNetworkMethod, Method):
+class Eiil(RobustMethod):
     """Infer environments from a reference model's mistakes, then be robust to them."""
-
-    def version_of(self, config: EiilConfig) -> int:
-        """Return 2 where pairs are adjusted to their sizes, else 1."""
-        return version_of(config, self.version)
 
     def supervision(self, config: EiilConfig) -> Supervision:
         """Return access to the validation groups, by which the model is chosen."""

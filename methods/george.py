@@ -26,8 +26,8 @@ from torch.nn import functional
 
 from datasets.base import Task
 from datasets.config import require
-from methods.backbones import Classifier, SingleNetworkMethod
-from methods.base import Context, Fitted, Method, Stage, StageResult, Supervision, register
+from methods.backbones import Classifier
+from methods.base import Context, Fitted, Stage, StageResult, Supervision, register
 from methods.clustering import (
     ClusterConfig,
     Clusters,
@@ -37,7 +37,7 @@ from methods.clustering import (
     umap_embedding,
 )
 from methods.erm import ErmConfig, erm_stage, train_erm
-from methods.groupdro import GroupDroConfig, train_groupdro, version_of
+from methods.groupdro import GroupDroConfig, RobustMethod, train_groupdro
 from methods.metrics import worst_group, worst_group_metric
 from methods.presets import preset_config
 from methods.retraining import extract_features
@@ -208,12 +208,8 @@ def worst_cluster(task: Task, clusters: Tensor, true_shares: bool) -> Selection:
     order=70,
     reference="Sohoni et al. 2020",
 )
-class George(SingleNetworkMethod, Method):
+class George(RobustMethod):
     """Take clusters of features for the unlabelled subclasses, and be robust to them."""
-
-    def version_of(self, config: GeorgeConfig) -> int:
-        """Return 2 where pairs are adjusted to their sizes, else 1."""
-        return version_of(config, self.version)
 
     def supervision(self, config: GeorgeConfig) -> Supervision:
         """Return no group access, unless the groups' shares are asked for."""

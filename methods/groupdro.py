@@ -138,12 +138,13 @@ def train_groupdro(
     return FittedClassifier(model, selection=selected, details=details)
 
 
-def version_of(config: GroupDroConfig, version: int) -> int:
-    """Return the version of a method that minimises this loss: one more where pairs are adjusted.
+class RobustMethod(SingleNetworkMethod, Method):
+    """A method that minimises this loss, which has changed where pairs are adjusted."""
 
-    Only there has the loss changed.
-    """
-    return version + 1 if config.pairs and config.adjustment > 0 else version
+    def version_of(self, config: Any) -> int:
+        """Return one version more where pairs are adjusted to their sizes."""
+        adjusted: bool = config.pairs and config.adjustment > 0
+        return self.version + adjusted
 
 
 def _units(task: Task, groups: Tensor, pairs: bool) -> tuple[Tensor, Tensor]:
@@ -177,12 +178,8 @@ def _units(task: Task, groups: Tensor, pairs: bool) -> tuple[Tensor, Tensor]:
     order=10,
     reference="Sagawa et al. 2020",
 )
-class GroupDro(SingleNetworkMethod, Method):
+class GroupDro(RobustMethod):
     """Minimise the loss of the worst group."""
-
-    def version_of(self, config: GroupDroConfig) -> int:
-        """Return 2 where pairs are adjusted to their sizes, else 1."""
-        return version_of(config, self.version)
 
     def supervision(self, config: GroupDroConfig) -> Supervision:
         """Return access to every group label."""
