@@ -218,6 +218,8 @@ class TestFeatures:
             assert record["preset"] == "kind-features"
             assert record["metrics"]["val"]["avg"] > 85
             assert list(record["metrics"]["val"]["group_accuracy"]) == ["0_0", "0_1", "1_0", "1_1"]
+        assert cli("check", "results", "--data-root", "data").code == 0
+        assert cli("report", "--out", "report", "--data-root", "data").code == 0
         refused = cli("plan", "--methods", "exmap", "--datasets", "digits", "--data-root", "data")
         assert refused.code == 2 and "rows of features" in refused.err
 
