@@ -1,0 +1,183 @@
+"""Samples as users have them: arrays, tensors, torch datasets, feature rows and image files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from datasets.decode import decode
+from datasets.errors import DataCorrupt, UsageError
+from datasets.images import ImageBatch, Images, MemoryImages
+
+CHANNELS = (1, 3)
+IMAGE_FILES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+LAYOUTS = "(N, C, H, W) or (N, H, W[, C]) with 1 or 3 channels"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Images with a label each, and a group each where groups are known."""
+
+    images: Images
+    y: npt.NDArray[Any]
+    groups: npt.NDArray[Any] | None = None
+
+
+def to_samples(given: Any, what: str) -> Samples:
+    """Read `(x, y)`, `(x, y, groups)` or a torch dataset of such items; `what` names it."""
+    if not isinstance(given, tuple | list) and hasattr(given, "__getitem__"):
+        given = _columns(given, what)
+    if not isinstance(given, tuple | list) or len(given) not in (2, 3):
+        raise UsageError(
+            f"{what} must be (x, y), (x, y, groups) or a torch dataset of such items",
+            f"e.g. {what}=(images, labels)",
+        )
+    images = to_images(given[0], what=what)
+    if not len(images):
+        raise UsageError(f"{what} has no samples", "give some")
+    names = ("labels", "groups")[: len(given) - 1]
+    columns = zip(given[1:], names, strict=True)
+    return Samples(images, *(_labels(own, len(images), what, name) for own, name in columns))
+
+
+def _columns(dataset: Any, what: str) -> tuple[Any, ...]:
+    """Read every item of a torch dataset."""
+    try:
+        items = [dataset[position] for position in range(len(dataset))]
+    except TypeError as error:
+        raise UsageError(f"{what} has no length: {error}", "give a map-style dataset") from error
+    sizes = {len(item) if isinstance(item, tuple | list) else 0 for item in items}
+    if not sizes <= {2, 3} or len(sizes) != 1:
+        raise UsageError(f"the items of {what} must be (x, y) or (x, y, group)", "wrap the dataset")
+    shapes = {np.shape(item[0]) for item in items}
+    if len(shapes) > 1:
+        raise UsageError(
+            f"the images of {what} have {len(shapes)} sizes, {min(shapes)} among them",
+            "resize them in the dataset's transform, or register the folder: "
+            "python -m bench data add",
+        )
+    x = np.stack([np.asarray(item[0]) for item in items])
+    return x, *(np.array([_scalar(item[i]) for item in items]) for i in range(1, sizes.pop()))
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _labels(column: Any, count: int, what: str, name: str) -> npt.NDArray[Any]:
+    """Check a column of labels: whole numbers or text, one a sample."""
+    values = np.asarray(column.detach().cpu() if isinstance(column, Tensor) else column)
+    if values.ndim != 1 or len(values) != count:
+        raise UsageError(
+            f"{what} has {count} images, but its {name} have the shape {values.shape}",
+            "give one a sample",
+        )
+    if values.dtype.kind == "f" and np.all(values == np.round(values)):
+        values = values.astype(np.int64)  # NaN is not equal to itself, and goes on to the error
+    if values.dtype == object and all(isinstance(value, str) for value in values):
+        values = values.astype(str)
+    if values.dtype.kind not in "iubUS":
+        raise UsageError(
+            f"the {name} of {what} must be whole numbers or text but are {values.dtype}",
+            "one-hot labels: give their argmax; leave out samples without a label",
+        )
+    return values.astype(str) if values.dtype.kind == "S" else values
+
+
+def to_images(x: Any, channels: int | None = None, what: str = "x") -> Images:
+    """Turn an array or tensor of images into images as the loop takes them.
+
+    Floats from 0 to 1 become bytes, as an image file would have them.
+
+    Args:
+        x: the images.
+        channels: how many a model takes; any known number where there is no model yet.
+        what: names it in messages.
+    """
+    values = x.detach().cpu() if isinstance(x, Tensor) else _tensor(x, what)
+    if values.ndim == 3:
+        values = values[:, None]
+    elif values.ndim == 4 and values.shape[1] not in CHANNELS and values.shape[3] in CHANNELS:
+        values = values.permute(0, 3, 1, 2)
+    if values.ndim != 4 or values.shape[1] not in CHANNELS:
+        shape = tuple(values.shape)
+        raise UsageError(f"{what} has the shape {shape}", f"give images as {LAYOUTS}")
+    if channels is not None and values.shape[1] != channels:
+        have, want = values.shape[1], channels
+        raise UsageError(f"{what} has {have} channels, the model takes {want}", "convert them")
+    return MemoryImages(_bytes(values, what).contiguous())
+
+
+def _tensor(x: Any, what: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(x))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{what} is no array of numbers: {error}", f"give {LAYOUTS}") from error
+
+
+def _bytes(values: Tensor, what: str) -> Tensor:
+    """Return pixels as bytes; values whose scale is not known are an error."""
+    if values.dtype == torch.uint8:
+        return values
+    if values.dtype == torch.bool:
+        return values.to(torch.uint8) * 255
+    if not len(values):
+        return values.to(torch.uint8)
+    low, high = float(values.min()), float(values.max())
+    if values.is_floating_point() and low >= 0 and high <= 1:
+        return (values * 255).round().to(torch.uint8)
+    if not values.is_floating_point() and low >= 0 and high <= 255:
+        return values.to(torch.uint8)
+    raise UsageError(
+        f"the pixels of {what} lie between {low:g} and {high:g}",
+        "give bytes, or floats from 0 to 1; the scaling to mean 0 is done by the suite",
+    )
+
+
+def find_image_files(path: Path) -> list[Path]:
+    """Return an image file, or all below a folder, in the order of their names."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UsageError(f"there is no file or folder {path}", "give a folder of images")
+    found = (file for file in path.rglob("*") if file.suffix.lower() in IMAGE_FILES)
+    files = sorted(file for file in found if file.is_file())
+    if not files:
+        kinds = ", ".join(IMAGE_FILES)
+        raise UsageError(f"there are no images in {path}", f"these are looked for: {kinds}")
+    return files
+
+
+def read_images(files: Sequence[Path], channels: int) -> tuple[ImageBatch, list[Path], list[str]]:
+    """Read image files at their own sizes, in colour or grey, leaving out unreadable ones.
+
+    Returns the batch, the files it is of, and what is wrong with each of the others.
+    """
+    arrays, read, problems = [], [], []
+    for file in files:
+        try:
+            arrays.append(decode(file))
+            read.append(file)
+        except DataCorrupt as error:
+            problems.append(error.message)
+    return to_batch(arrays, channels), read, problems
+
+
+def to_batch(arrays: Sequence[npt.NDArray[np.uint8]], channels: int) -> ImageBatch:
+    """Put colour images of any sizes into a batch, grey where a model takes one channel."""
+    sizes = torch.tensor([array.shape[:2] for array in arrays]).view(-1, 2)
+    largest = sizes.amax(dim=0).tolist() if arrays else [1, 1]
+    pixels = np.zeros((len(arrays), *largest, 3), dtype=np.uint8)
+    for slot, array in enumerate(arrays):
+        pixels[slot, : array.shape[0], : array.shape[1]] = array
+    batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    if channels == 1:
+        batch = batch.float().mean(dim=1, keepdim=True).round().to(torch.uint8)
+    return ImageBatch(batch, sizes)
