@@ -32,7 +32,7 @@ from datasets.errors import DataMissing, UsageError, did_you_mean
 from datasets.fetch import get_command
 from datasets.files import digest
 from datasets.weights_source import FETCHED_BACKBONES, find_weights
-from methods.backbones import LENETS, check_backbone
+from methods.backbones import SMALL_NETWORKS, check_backbone, check_input
 from methods.base import Method, Supervision, get_method, load_methods
 from methods.presets import has_preset, preset_values
 
@@ -188,6 +188,7 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
         root = request.data_root
         backbone = resolve_backbone(facts.backbone, by_owner.get("backbone", {}), root)
         shared = {name: as_plain(settings), "backbone": backbone}
+        check_input(str(backbone["name"]), rows=facts.rows, data=name)
         preset_backbone = resolve_backbone(facts.backbone, {}, root)
         usual = {name: as_plain(dataset.config_type()), "backbone": preset_backbone}
         kind = "release" if place is None else place.data_kind
@@ -254,7 +255,8 @@ def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> 
         check_backbone(name)
     if weights is not None and not Path(weights).is_file():
         raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
-    spec: dict[str, object] = {"name": name, "pretrained": asked.pretrained and name not in LENETS}
+    pretrained = asked.pretrained and name not in SMALL_NETWORKS
+    spec: dict[str, object] = {"name": name, "pretrained": pretrained}
     if spec["pretrained"]:
         fetched = find_weights(root) if name in FETCHED_BACKBONES else None
         path = Path(weights).resolve() if weights else fetched

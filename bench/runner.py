@@ -49,7 +49,7 @@ from datasets.errors import BenchError
 from datasets.files import atomic_file, set_aside, to_json, with_checksum
 from datasets.lock import Lock, LockBusy, LockLost
 from datasets.pixels import pixel_digest
-from methods.backbones import LENETS
+from methods.backbones import SMALL_NETWORKS
 from methods.base import get_method
 
 WORKER = "bench-worker"
@@ -87,8 +87,8 @@ class RunOptions:
     resume_anyway: bool = False
 
     def threads_for(self, job: Job) -> int:
-        """Return a job's threads; LeNets take one, since more only wait for each other."""
-        return 1 if job.backbone().name in LENETS else self.threads
+        """Return a job's threads; small networks take one, since more only wait for each other."""
+        return 1 if job.backbone().name in SMALL_NETWORKS else self.threads
 
     def path_arguments(self) -> str:
         """Return the folders as arguments of a command that runs the job again."""

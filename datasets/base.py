@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from datasets.errors import BenchError, DataCorrupt
+from datasets.features import RowTransform
 from datasets.images import Images, MemoryImages
 from datasets.resident import place
 from datasets.transforms import Transform
@@ -83,6 +84,11 @@ class Facts:
     codes: tuple[str, ...] = ()
     group_sets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     pair_aurocs: Mapping[str, PairAuroc] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> bool:
+        """Whether samples are rows of features instead of images."""
+        return isinstance(self.eval_transform, RowTransform)
 
     @property
     def worst_group_metric(self) -> str:
