@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ from torch import Tensor
 
 from datasets.decode import decode
 from datasets.errors import DataCorrupt, UsageError
+from datasets.features import FeatureRows
 from datasets.images import ImageBatch, Images, MemoryImages
 
 CHANNELS = (1, 3)
+ROWS = "(N, D) for rows of features"
 IMAGE_FILES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+BATCH_BYTES = 2**24  # of image files that are read at once; as floats they take four times as much
 LAYOUTS = "(N, C, H, W) or (N, H, W[, C]) with 1 or 3 channels"
 
 
@@ -76,7 +79,7 @@ def _labels(column: Any, count: int, what: str, name: str) -> npt.NDArray[Any]:
     values = np.asarray(column.detach().cpu() if isinstance(column, Tensor) else column)
     if values.ndim != 1 or len(values) != count:
         raise UsageError(
-            f"{what} has {count} images, but its {name} have the shape {values.shape}",
+            f"{what} has {count} samples, but its {name} have the shape {values.shape}",
             "give one a sample",
         )
     if values.dtype.kind == "f" and np.all(values == np.round(values)):
@@ -91,28 +94,50 @@ def _labels(column: Any, count: int, what: str, name: str) -> npt.NDArray[Any]:
     return values.astype(str) if values.dtype.kind == "S" else values
 
 
-def to_images(x: Any, channels: int | None = None, what: str = "x") -> Images:
-    """Turn an array or tensor of images into images as the loop takes them.
+def to_images(
+    x: Any, channels: int | None = None, *, rows: bool | None = None, what: str = "x"
+) -> Images:
+    """Turn an array or tensor into images, or rows of features, as the loop takes them.
 
-    Floats from 0 to 1 become bytes, as an image file would have them.
+    Floats from 0 to 1 become bytes, as an image file would have them; rows stay as they are.
 
     Args:
-        x: the images.
-        channels: how many a model takes; any known number where there is no model yet.
+        x: images or rows; SciPy's sparse matrices are rows.
+        channels: how many a model takes, of rows how many numbers; any where there is no model yet.
+        rows: whether a model takes rows.
         what: names it in messages.
     """
+    if hasattr(x, "toarray"):
+        x = x.toarray()
     values = x.detach().cpu() if isinstance(x, Tensor) else _tensor(x, what)
+    if rows is not None and rows != (values.ndim == 2):
+        wanted = ROWS if rows else LAYOUTS
+        raise UsageError(f"{what} has the shape {tuple(values.shape)}", f"the model takes {wanted}")
+    if values.ndim == 2:
+        return _rows(values, channels, what)
     if values.ndim == 3:
         values = values[:, None]
     elif values.ndim == 4 and values.shape[1] not in CHANNELS and values.shape[3] in CHANNELS:
         values = values.permute(0, 3, 1, 2)
     if values.ndim != 4 or values.shape[1] not in CHANNELS:
         shape = tuple(values.shape)
-        raise UsageError(f"{what} has the shape {shape}", f"give images as {LAYOUTS}")
+        raise UsageError(f"{what} has the shape {shape}", f"give images as {LAYOUTS}, or {ROWS}")
     if channels is not None and values.shape[1] != channels:
         have, want = values.shape[1], channels
         raise UsageError(f"{what} has {have} channels, the model takes {want}", "convert them")
     return MemoryImages(_bytes(values, what).contiguous())
+
+
+def _rows(values: Tensor, length: int | None, what: str) -> FeatureRows:
+    if length not in (None, values.shape[1]):
+        have = f"{what} has rows of {values.shape[1]} numbers"
+        raise UsageError(f"{have}, the model takes {length}", "give the features of its training")
+    if not values.shape[1]:
+        raise UsageError(f"{what} has rows without numbers", "give some features")
+    rows = values.float()
+    if not bool(torch.isfinite(rows).all()):
+        raise UsageError(f"{what} has numbers that are not finite", "replace or leave out NaN")
+    return FeatureRows(rows)
 
 
 def _tensor(x: Any, what: str) -> Tensor:
@@ -141,6 +166,17 @@ def _bytes(values: Tensor, what: str) -> Tensor:
     )
 
 
+def read_rows(path: Path) -> npt.NDArray[Any]:
+    """Read rows of features from a `.npy` file, or from the array `x` of a `.npz` file."""
+    if not path.is_file() or path.suffix not in (".npy", ".npz"):
+        raise UsageError(f"{path} is no file of feature rows", "give a .npy, or a .npz with x")
+    try:
+        found = np.load(path, allow_pickle=False)
+        return np.asarray(found["x"] if path.suffix == ".npz" else found)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataCorrupt(f"{path} cannot be read: {error}", "write it with numpy.savez") from error
+
+
 def find_image_files(path: Path) -> list[Path]:
     """Return an image file, or all below a folder, in the order of their names."""
     if path.is_file():
@@ -155,26 +191,35 @@ def find_image_files(path: Path) -> list[Path]:
     return files
 
 
-def read_images(files: Sequence[Path], channels: int) -> tuple[ImageBatch, list[Path], list[str]]:
-    """Read image files at their own sizes, in colour or grey, leaving out unreadable ones.
+def read_batches(
+    files: Sequence[Path], channels: int, unreadable: Callable[[str], None]
+) -> Iterator[tuple[list[Path], ImageBatch]]:
+    """Read image files at their own sizes, in colour or grey, some at a time.
 
-    Returns the batch, the files it is of, and what is wrong with each of the others.
+    A file that cannot be read is left out, and `unreadable` is told what is wrong with it.
     """
-    arrays, read, problems = [], [], []
+    names: list[Path] = []
+    arrays: list[npt.NDArray[np.uint8]] = []
     for file in files:
         try:
-            arrays.append(decode(file))
-            read.append(file)
+            array = decode(file)
         except DataCorrupt as error:
-            problems.append(error.message)
-    return to_batch(arrays, channels), read, problems
+            unreadable(error.message)
+            continue
+        largest = np.max([one.shape for one in (*arrays, array)], axis=0)  # all are padded to it
+        if arrays and (len(arrays) + 1) * int(largest.prod()) > BATCH_BYTES:
+            yield names, to_batch(arrays, channels)
+            names, arrays = [], []
+        names.append(file)
+        arrays.append(array)
+    if arrays:
+        yield names, to_batch(arrays, channels)
 
 
 def to_batch(arrays: Sequence[npt.NDArray[np.uint8]], channels: int) -> ImageBatch:
     """Put colour images of any sizes into a batch, grey where a model takes one channel."""
-    sizes = torch.tensor([array.shape[:2] for array in arrays]).view(-1, 2)
-    largest = sizes.amax(dim=0).tolist() if arrays else [1, 1]
-    pixels = np.zeros((len(arrays), *largest, 3), dtype=np.uint8)
+    sizes = torch.tensor([array.shape[:2] for array in arrays])
+    pixels = np.zeros((len(arrays), *sizes.amax(dim=0).tolist(), 3), dtype=np.uint8)
     for slot, array in enumerate(arrays):
         pixels[slot, : array.shape[0], : array.shape[1]] = array
     batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)

@@ -24,19 +24,20 @@ from bench.fitting import FitFailed, FitTask, fit_here
 from bench.job import resolve_backbone
 from bench.models import FittedModel, ModelCard, label_numbers
 from datasets.base import BackboneSpec, Facts, LabelledSplit, Labels, LoadedData
-from datasets.config import Values, build_config, with_overrides
+from datasets.config import Values, build_config, require, with_overrides
 from datasets.errors import DataMissing, UsageError
+from datasets.features import FeatureRows, RowTransform
 from datasets.fetch import Log, default_data_root
 from datasets.images import Images
 from datasets.photos import IMAGENET_MEAN, IMAGENET_STD
 from datasets.transforms import ResizedCentreCrop, Transform
-from methods.backbones import LENETS
+from methods.backbones import LENETS, SMALL_NETWORKS, check_input
 from methods.base import Method, Supervision, get_method, load_methods
 
 NAME = "arrays"  # where a dataset's name stands in messages
 SMALL = 64  # pixels: the longer side of images that a LeNet is taken for
 LENET_SIDE, PHOTO_SIDE = 32, 224  # what a LeNet sees, and the most that other networks do
-SMALL_BACKBONE, BACKBONE = "lenet5", "resnet18"
+SMALL_BACKBONE, BACKBONE, ROW_BACKBONE = "lenet5", "resnet18", "mlp"
 MEASURED = 2000  # images whose mean and spread stand for those of all
 
 
@@ -56,12 +57,14 @@ def fit(
     Args:
         method: its name.
         train: `(x, y)` or `(x, y, groups)`, or a torch dataset of such items. Images are bytes, or
-            floats from 0 to 1: (N, C, H, W) or (N, H, W[, C]). Classes and groups are whole numbers
-            or text. Group labels are shown to a method whose tier grants them, and to no other.
+            floats from 0 to 1: (N, C, H, W) or (N, H, W[, C]); rows of features are (N, D). Classes
+            and groups are whole numbers or text. Group labels are shown to a method whose tier
+            grants them, and to no other.
         val: the same, for the choice of the epoch and for what else a method does with validation.
         seed: of all that is random.
         backbone: `lenet4`, `lenet5` or a timm name, which is trained from scratch; a `BackboneSpec`
-            for one that starts from weights. By default a LeNet for small images, else a ResNet-18.
+            for one that starts from weights; `linear` or `mlp` for rows. By default a LeNet for
+            small images, else a ResNet-18; an MLP for rows.
         resolution: the side of the square that the network sees; the images' own by default.
         log: prints a line an epoch.
         settings: the method's, by name; one of its first stage as `erm__epochs`.
@@ -134,9 +137,13 @@ def _known(columns: Sequence[npt.NDArray[Any]]) -> tuple[Any, ...]:
 
 def _backbone(wanted: str | BackboneSpec | None, images: Images) -> BackboneSpec:
     """Return the network: the one that is asked for, or one by the size of the images."""
-    if wanted is None:
+    rows = isinstance(images, FeatureRows)
+    if wanted is None and rows:
+        wanted = ROW_BACKBONE
+    elif wanted is None:
         wanted = SMALL_BACKBONE if _longer_side(images) <= SMALL else BACKBONE
     spec = BackboneSpec(wanted) if isinstance(wanted, str) else wanted
+    check_input(spec.name, rows=rows, data="x")
     asked = {"pretrained": str(spec.pretrained).lower()}
     asked |= {"weights": spec.weights} if spec.weights else {}
     found = resolve_backbone("", {"name": spec.name, **asked}, default_data_root())
@@ -158,6 +165,10 @@ def _with_network(
     facts: Facts, spec: BackboneSpec, images: Images, resolution: int | None
 ) -> Facts:
     """Return the facts with a network, and with what brings images to it; nothing is augmented."""
+    if isinstance(images, FeatureRows):
+        require(resolution is None, "rows of features have no resolution")
+        row = RowTransform(length=images.rows.shape[1])
+        return replace(facts, backbone=spec.name, train_transform=row, eval_transform=row)
     lenet = spec.name in LENETS
     side = resolution or (LENET_SIDE if lenet else min(PHOTO_SIDE, _longer_side(images)))
     if lenet and side != LENET_SIDE:
@@ -233,7 +244,7 @@ def _fit(
             scope={"data": NAME},
             stages=Path(folder) / "stages",
             supervision=granted,
-            cores=1 if spec.name in LENETS else threads,
+            cores=1 if spec.name in SMALL_NETWORKS else threads,
         )
         task = data.task(spec, **tier)
         given = FitTask(method, config, task, settings, Path(folder) / "work")

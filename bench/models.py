@@ -8,7 +8,7 @@ record of the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -19,14 +19,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bench.arrays import to_images
+from bench.arrays import find_image_files, read_batches, read_rows, to_images
 from bench.record import SCHEMA_VERSION, Record
 from bench.resources import published_folder
 from bench.store import MODEL, Store
 from datasets.base import BackboneSpec, Facts
 from datasets.catalogue import get_dataset
 from datasets.config import Values, as_plain, build_config, coerce, field_types, read_stored
-from datasets.errors import BenchError, DataMissing, UsageError
+from datasets.errors import BenchError, DataCorrupt, DataMissing, UsageError
+from datasets.features import RowTransform
 from datasets.files import Damaged, atomic_file, read_checked, to_json
 from datasets.images import ImageBatch, Images
 from datasets.transforms import Cut, Transform
@@ -34,6 +35,8 @@ from methods.base import Fitted, NetworkSpec, get_method
 from methods.prediction import EvalImages
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from bench.job import Job
 
 METADATA = "nct-bench"  # the key in a model file's metadata
@@ -116,12 +119,16 @@ class ModelCard:
 
 def transform_to_json(transform: Transform) -> dict[str, object]:
     """Return a transform as plain values."""
+    if isinstance(transform, RowTransform):
+        return {"rows": transform.length}
     cut = {"kind": type(transform.cut).__name__, **as_plain(transform.cut)}
     return {**as_plain(transform), "cut": cut}
 
 
 def transform_from_json(raw: Values) -> Transform:
     """Read a transform back."""
+    if "rows" in raw:
+        return RowTransform(length=coerce(raw["rows"], int, "rows"))
     cut = raw["cut"]
     assert isinstance(cut, Mapping)
     own = {name: value for name, value in cut.items() if name != "kind"}
@@ -135,8 +142,8 @@ def transform_from_json(raw: Values) -> Transform:
 class FittedModel:
     """A fitted model for arrays: class labels as they were given, and scikit-learn's names.
 
-    Raw images go in: bytes as a dataset or a file has them (or floats from 0 to 1), N x C x H x W
-    or N x H x W (x C), of any one size.
+    Raw images go in: bytes as a dataset or a file has them (or floats from 0 to 1), (N, C, H, W) or
+    (N, H, W[, C]), of any one size; or rows of features (N, D) where it was trained on such.
 
     Attributes:
         fitted: the model as its method returns it, for transformed images.
@@ -212,7 +219,8 @@ class FittedModel:
         return float(np.mean(self.predict(x) == np.asarray(y)))
 
     def _images(self, x: Any) -> Images:
-        return to_images(x, self.card.channels)
+        rows = isinstance(self.transform, RowTransform)
+        return to_images(x, self.card.channels, rows=rows)
 
     def apply(self, images: Images) -> tuple[Tensor, Tensor | None]:
         """Return the scores of a dataset's images, and their latent groups where there are any."""
@@ -336,6 +344,53 @@ def _card_of(record: Record | None, path: Path) -> ModelCard:
     job = record.job
     facts = get_dataset(job.dataset).facts(job.dataset_config())
     return ModelCard.of_job(job, facts)
+
+
+def label_files(
+    model: FittedModel, path: Path | str, unreadable: Callable[[str], None]
+) -> pd.DataFrame:
+    """Predict image files, or the rows of a file of features, and return a row for each.
+
+    The columns are the file (or the number of the row), the class, its probability (the softmax of
+    the scores, which is not calibrated), and the latent group by number and by name, which are
+    empty where the method has none.
+
+    Args:
+        model: what predicts.
+        path: an image, a folder of images (those below it as well), or a `.npy` or `.npz` (array
+            `x`) of rows.
+        unreadable: told of each image that cannot be read and is left out.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    if isinstance(model.transform, RowTransform):
+        rows = to_images(read_rows(path), model.card.channels, rows=True, what=path.name)
+        return _labelled(model, {"row": range(len(rows))}, *model.apply(rows))
+    files = find_image_files(path)
+    parts = [
+        _labelled(model, {"file": [str(name) for name in names]}, *model.apply_batch(batch))
+        for names, batch in read_batches(files, model.card.channels, unreadable)
+    ]
+    if not parts:
+        raise DataCorrupt(f"none of the images in {path} can be read", "give others")
+    return pd.concat(parts, ignore_index=True)
+
+
+def _labelled(
+    model: FittedModel, named: Mapping[str, Sequence[object]], logits: Tensor, leaf: Tensor | None
+) -> pd.DataFrame:
+    import pandas as pd
+
+    numbers = None if leaf is None else leaf.numpy()
+    columns = {
+        **named,
+        "class": model.classes[logits.argmax(dim=1).numpy()],
+        "probability": logits.softmax(dim=1).amax(dim=1).numpy(),
+        "leaf": numbers,
+        "route": None if numbers is None else model.route_names(numbers),
+    }
+    return pd.DataFrame(columns)
 
 
 def label_numbers(labels: Sequence[Any], known: Sequence[Any], what: str) -> Tensor:

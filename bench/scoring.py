@@ -265,7 +265,7 @@ def _from_array(values: npt.NDArray[Any], facts: Facts) -> tuple[Tensor, bool]:
     """Return scores, and whether they are any: classes alone become ones among zeros."""
     classes = len(facts.classes)
     if values.ndim == 2 and values.shape[1] == classes:
-        scores = torch.from_numpy(np.asarray(values, dtype=np.float64))
+        scores = torch.from_numpy(np.array(values, dtype=np.float64))
         if not bool(torch.isfinite(scores).all()):
             raise UsageError("some scores are not finite", "correct the predictions")
         return scores, True
