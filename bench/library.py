@@ -153,7 +153,7 @@ def _backbone(wanted: str | BackboneSpec | None, images: Images) -> BackboneSpec
             "give BackboneSpec(name, pretrained=True, weights=FILE), or train from scratch with "
             f"backbone='{spec.name}'",
         )
-    values = {name: found[name] for name in ("name", "pretrained", "weights") if name in found}
+    values = {name: value for name, value in found.items() if name != "weights_sha256"}
     return build_config(BackboneSpec, values, "backbone")
 
 

@@ -8,7 +8,7 @@ record of the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -194,7 +194,12 @@ class FittedModel:
 
     def predict(self, x: Any) -> npt.NDArray[Any]:
         """Return the class label of each raw image."""
-        return self.classes[self.logits(x).argmax(dim=1).numpy()]
+        return self.named(self.logits(x))
+
+    def named(self, logits: Tensor) -> npt.NDArray[Any]:
+        """Return the label of the class with the highest score."""
+        labels: npt.NDArray[Any] = self.classes[logits.argmax(dim=1).numpy()]
+        return labels
 
     def predict_proba(self, x: Any) -> npt.NDArray[np.float32]:
         """Return the softmax of the class scores of each raw image; it is not calibrated."""
@@ -212,7 +217,8 @@ class FittedModel:
 
     def route_names(self, leaf: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return the names of latent groups."""
-        return np.array(self.fitted.leaf_names())[leaf]
+        names: npt.NDArray[Any] = np.array(self.fitted.leaf_names())[leaf]
+        return names
 
     def score(self, x: Any, y: Any) -> float:
         """Return the share of raw images whose class label is predicted."""
@@ -224,31 +230,27 @@ class FittedModel:
 
     def apply(self, images: Images) -> tuple[Tensor, Tensor | None]:
         """Return the scores of a dataset's images, and their latent groups where there are any."""
-        device = next(self.fitted.module.parameters()).device
-        logits, leaves = [], []
-        with torch.no_grad():
-            for batch in EvalImages(images.to(device), self.transform):
-                self._add(batch, logits, leaves)
-        return self._joined(logits), torch.cat(leaves) if leaves else None
+        return self._outputs(EvalImages(images.to(self.device), self.transform))
 
     def apply_batch(self, batch: ImageBatch) -> tuple[Tensor, Tensor | None]:
         """Do as `apply`, with one batch of images of any sizes."""
-        device = next(self.fitted.module.parameters()).device
-        logits, leaves = [], []
+        placed = ImageBatch(batch.pixels.to(self.device), batch.sizes.to(self.device))
+        return self._outputs([self.transform(placed).contiguous(memory_format=torch.channels_last)])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.fitted.module.parameters()).device
+
+    def _outputs(self, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor | None]:
+        logits, leaves = [torch.empty(0, len(self.card.classes))], []
         with torch.no_grad():
-            ready = self.transform(ImageBatch(batch.pixels.to(device), batch.sizes.to(device)))
-            ready = ready.contiguous(memory_format=torch.channels_last)
-            self._add(ready, logits, leaves)
-        return self._joined(logits), torch.cat(leaves) if leaves else None
-
-    def _add(self, batch: Tensor, logits: list[Tensor], leaves: list[Tensor]) -> None:
-        logits.append(self.fitted.logits(batch).float().cpu())
-        leaf = self.fitted.leaf(batch)
-        if leaf is not None:
-            leaves.append(leaf.long().cpu())
-
-    def _joined(self, logits: list[Tensor]) -> Tensor:
-        return torch.cat(logits) if logits else torch.empty(0, len(self.card.classes))
+            for batch in batches:
+                logits.append(self.fitted.logits(batch).float().cpu())
+                leaf = self.fitted.leaf(batch)
+                if leaf is not None:
+                    leaves.append(leaf.long().cpu())
+        return torch.cat(logits), torch.cat(leaves) if leaves else None
 
     def save(self, path: Path | str) -> Path:
         """Write the model to one file, which `bench.load_model` reads anywhere; return its path."""
@@ -385,7 +387,7 @@ def _labelled(
     numbers = None if leaf is None else leaf.numpy()
     columns = {
         **named,
-        "class": model.classes[logits.argmax(dim=1).numpy()],
+        "class": model.named(logits),
         "probability": logits.softmax(dim=1).amax(dim=1).numpy(),
         "leaf": numbers,
         "route": None if numbers is None else model.route_names(numbers),
@@ -393,12 +395,13 @@ def _labelled(
     return pd.DataFrame(columns)
 
 
-def label_numbers(labels: Sequence[Any], known: Sequence[Any], what: str) -> Tensor:
+def label_numbers(labels: Iterable[Any], known: Sequence[Any], what: str) -> Tensor:
     """Return the number of each label among the known ones; an unknown one is an error."""
-    numbers = {_plain(label): number for number, label in enumerate(known)}
-    found = [numbers.get(_plain(label), -1) for label in labels]
+    numbers = {label: number for number, label in enumerate(known)}
+    given = [_plain(label) for label in labels]
+    found = [numbers.get(label, -1) for label in given]
     if -1 in found:
-        first = labels[found.index(-1)]
+        first = given[found.index(-1)]
         shown = ", ".join(str(label) for label in list(known)[:8])
         raise UsageError(f"{what} has the class {first!r}, which is unknown", f"known are {shown}")
     return torch.tensor(found, dtype=torch.int64)
