@@ -46,6 +46,7 @@ from datasets.base import LoadedData
 from datasets.catalogue import get_dataset
 from datasets.config import Values
 from datasets.errors import BenchError
+from datasets.fetch import use_data_root
 from datasets.files import atomic_file, set_aside, to_json, with_checksum
 from datasets.lock import Lock, LockBusy, LockLost
 from datasets.pixels import pixel_digest
@@ -105,6 +106,7 @@ def run_job(
     `running` if another process is at it. Where the attempt is not the `final` one, a failure is
     returned but not stored: it is not the end yet.
     """
+    use_data_root(options.data_root)
     store = Store(options.results)
     in_worker = multiprocessing.current_process().name.startswith(WORKER)
     fit_process = FitProcess(fork=in_worker) if options.isolate else None

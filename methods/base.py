@@ -240,6 +240,7 @@ class Method(ABC):
         order: its place in tables, lowest first.
         reference: the paper it is from, in short.
         tree: whether what it fits is a tree with leaves and iterations.
+        takes_rows: whether it runs on rows of features as well as on images.
         distribution: the installed package that brought it; None for those of this repository.
     """
 
@@ -250,6 +251,7 @@ class Method(ABC):
     order: ClassVar[int]
     reference: ClassVar[str]
     tree: ClassVar[bool] = False
+    takes_rows: ClassVar[bool] = True
     distribution: str | None = None
 
     @property

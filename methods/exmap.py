@@ -392,6 +392,8 @@ def find_clusters(
 class ExMap(SingleNetworkMethod, Method):
     """Keep ERM's features; fit the last layer again on what its explanations tell apart."""
 
+    takes_rows = False
+
     def stages(self, config: ExMapConfig) -> tuple[Stage, ...]:
         """Return the first model, and the clusters of its heatmaps."""
         return erm_stage(config.erm), cluster_stage(config)
