@@ -16,10 +16,12 @@ from datasets.decode import decode
 from datasets.errors import DataCorrupt, UsageError
 from datasets.features import FeatureRows
 from datasets.images import ImageBatch, Images, MemoryImages
+from datasets.own import read_rows as read_feature_table
 
 CHANNELS = (1, 3)
 ROWS = "(N, D) for rows of features"
 IMAGE_FILES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+ROW_FILES = (".npy", ".npz", ".parquet")
 BATCH_BYTES = 2**24  # of image files that are read at once; as floats they take four times as much
 LAYOUTS = "(N, C, H, W) or (N, H, W[, C]) with 1 or 3 channels"
 
@@ -167,12 +169,14 @@ def _bytes(values: Tensor, what: str) -> Tensor:
 
 
 def read_rows(path: Path) -> npt.NDArray[Any]:
-    """Read rows of features from a `.npy` file, or from the array `x` of a `.npz` file."""
-    if not path.is_file() or path.suffix not in (".npy", ".npz"):
-        raise UsageError(f"{path} is no file of feature rows", "give a .npy, or a .npz with x")
+    """Read rows of features from a `.npy` file, or from a table as `data add` takes it."""
+    if not path.is_file() or path.suffix not in ROW_FILES:
+        kinds = ", ".join(ROW_FILES)
+        raise UsageError(f"{path} is no file of feature rows", f"give one of these: {kinds}")
     try:
-        found = np.load(path, allow_pickle=False)
-        return np.asarray(found["x"] if path.suffix == ".npz" else found)
+        if path.suffix == ".npy":
+            return np.asarray(np.load(path, allow_pickle=False))
+        return read_feature_table(path).numpy()
     except (OSError, ValueError, KeyError) as error:
         raise DataCorrupt(f"{path} cannot be read: {error}", "write it with numpy.savez") from error
 

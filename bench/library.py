@@ -21,7 +21,7 @@ from torch import Tensor
 from bench.arrays import Samples, to_samples
 from bench.context import RunSettings
 from bench.fitting import FitFailed, FitTask, fit_here
-from bench.job import resolve_backbone
+from bench.job import kind_of, resolve_backbone, why_unsuited
 from bench.models import FittedModel, ModelCard, label_numbers
 from datasets.base import BackboneSpec, Facts, LabelledSplit, Labels, LoadedData
 from datasets.config import Values, build_config, require, with_overrides
@@ -29,14 +29,17 @@ from datasets.errors import DataMissing, UsageError
 from datasets.features import FeatureRows, RowTransform
 from datasets.fetch import Log, default_data_root
 from datasets.images import Images
-from datasets.photos import IMAGENET_MEAN, IMAGENET_STD
-from datasets.transforms import ResizedCentreCrop, Transform
+from datasets.own import SHIFT, SMALL_SIDE
+from datasets.photos import IMAGENET_MEAN, IMAGENET_STD, photo_transforms
+from datasets.transforms import PaddedRandomCrop, ResizedCentreCrop, Transform
 from methods.backbones import LENETS, SMALL_NETWORKS, check_input
 from methods.base import Method, Supervision, get_method, load_methods
+from methods.presets import KINDS, preset_values
 
 NAME = "arrays"  # where a dataset's name stands in messages
-SMALL = 64  # pixels: the longer side of images that a LeNet is taken for
 LENET_SIDE, PHOTO_SIDE = 32, 224  # what a LeNet sees, and the most that other networks do
+SMALLEST_SIDE = 8
+SHIFTED_SIDE = 24  # pixels: smaller images are not shifted in training
 SMALL_BACKBONE, BACKBONE, ROW_BACKBONE = "lenet5", "resnet18", "mlp"
 MEASURED = 2000  # images whose mean and spread stand for those of all
 
@@ -49,6 +52,7 @@ def fit(
     seed: int = 0,
     backbone: str | BackboneSpec | None = None,
     resolution: int | None = None,
+    preset: str | None = None,
     log: Log | None = None,
     **settings: object,
 ) -> FittedModel:
@@ -65,7 +69,11 @@ def fit(
         backbone: `lenet4`, `lenet5` or a timm name, which is trained from scratch; a `BackboneSpec`
             for one that starts from weights; `linear` or `mlp` for rows. By default a LeNet for
             small images, else a ResNet-18; an MLP for rows.
-        resolution: the side of the square that the network sees; the images' own by default.
+        resolution: the side of the square that the network sees; by default a LeNet's, or the
+            images' own. From 24 pixels on they are shifted in training, above 64 cropped and
+            flipped instead.
+        preset: whose hyperparameters: `digits`, `scratch`, `pretrained`, `features` or `small`; by
+            default by the kind of data and network, as for a registered dataset.
         log: prints a line an epoch.
         settings: the method's, by name; one of its first stage as `erm__epochs`.
     """
@@ -74,9 +82,12 @@ def fit(
     labels, data = load_arrays(samples)
     spec = _backbone(backbone, samples["train"].images)
     data = replace(data, facts=_with_network(data.facts, spec, samples["train"].images, resolution))
-    config = _config(known, settings)
+    network = {"name": spec.name, "pretrained": spec.pretrained}
+    config = _config(known, preset or kind_of(data.facts, network), settings)
     granted = known.supervision(config)
     _require_groups(known, granted, samples)
+    if (unsuited := why_unsuited(known, config, data.facts)) is not None:
+        raise UsageError(unsuited.reason, unsuited.remedy)
     fitted = _fit(known, config, granted, data, spec, seed, log)
     fitted.module.eval()
     card = ModelCard.of(data.facts, known.name, known.version_of(config), config, spec)
@@ -97,6 +108,7 @@ def load_arrays(samples: Mapping[str, Samples]) -> tuple[tuple[Any, ...], Loaded
                 "every class has to be in every split; leave it out of the others, or add some",
             )
     grouped = [part.groups for part in samples.values() if part.groups is not None]
+    group_splits = tuple(name for name, part in samples.items() if part.groups is not None)
     group_labels = _known(grouped) if grouped else labels
     splits, first = {}, 0
     for split, part in samples.items():
@@ -116,13 +128,15 @@ def load_arrays(samples: Mapping[str, Samples]) -> tuple[tuple[Any, ...], Loaded
         spurious="",
         classes=names,
         groups=tuple(str(label) for label in group_labels) if grouped else names,
-        metric="wga",
+        metric="wga" if group_splits else "worst_class",
         counts={},
         group_counts={},
         backbone="",
         channels=image.pixels.shape[1],
         train_transform=plain,
         eval_transform=plain,
+        group_splits=group_splits,
+        pretrained=False,
     )
     return labels, LoadedData(facts, splits, data_kind="own")
 
@@ -141,12 +155,12 @@ def _backbone(wanted: str | BackboneSpec | None, images: Images) -> BackboneSpec
     if wanted is None and rows:
         wanted = ROW_BACKBONE
     elif wanted is None:
-        wanted = SMALL_BACKBONE if _longer_side(images) <= SMALL else BACKBONE
+        wanted = SMALL_BACKBONE if _longer_side(images) <= SMALL_SIDE else BACKBONE
     spec = BackboneSpec(wanted) if isinstance(wanted, str) else wanted
     check_input(spec.name, rows=rows, data="x")
     asked = {"pretrained": str(spec.pretrained).lower()}
     asked |= {"weights": spec.weights} if spec.weights else {}
-    found = resolve_backbone("", {"name": spec.name, **asked}, default_data_root())
+    found = resolve_backbone("", False, {"name": spec.name, **asked}, default_data_root())
     if found["pretrained"] and found["weights"] is None:
         raise DataMissing(
             f"the weights of {spec.name} are not on disk",
@@ -164,41 +178,49 @@ def _longer_side(images: Images) -> int:
 def _with_network(
     facts: Facts, spec: BackboneSpec, images: Images, resolution: int | None
 ) -> Facts:
-    """Return the facts with a network, and with what brings images to it; nothing is augmented."""
+    """Return the facts with a network, and with what brings images to it."""
     if isinstance(images, FeatureRows):
         require(resolution is None, "rows of features have no resolution")
         row = RowTransform(length=images.rows.shape[1])
         return replace(facts, backbone=spec.name, train_transform=row, eval_transform=row)
     lenet = spec.name in LENETS
     side = resolution or (LENET_SIDE if lenet else min(PHOTO_SIDE, _longer_side(images)))
+    require(side >= SMALLEST_SIDE, f"resolution must be at least {SMALLEST_SIDE} but got {side}")
     if lenet and side != LENET_SIDE:
         raise UsageError(
             f"{spec.name} takes images of {LENET_SIDE} x {LENET_SIDE}, not {side}",
             "leave resolution out, or choose another backbone, e.g. resnet18",
         )
-    mean, std = _mean_and_std(images)
-    if spec.pretrained and facts.channels == len(IMAGENET_MEAN):
-        mean, std = IMAGENET_MEAN, IMAGENET_STD
-    transform = Transform(ResizedCentreCrop(side), side, mean, std)
-    return replace(facts, backbone=spec.name, train_transform=transform, eval_transform=transform)
+    look = (IMAGENET_MEAN, IMAGENET_STD) if facts.channels == 3 else _mean_and_std(images)
+    if side > SMALL_SIDE:
+        train, evaluate = photo_transforms(side, *look)
+    else:
+        evaluate = Transform(ResizedCentreCrop(side), side, *look)
+        # Two pixels of a tiny image are a large part of it.
+        shifted = Transform(PaddedRandomCrop(SHIFT), side, *look)
+        train = shifted if _longer_side(images) >= SHIFTED_SIDE else evaluate
+    return replace(facts, backbone=spec.name, train_transform=train, eval_transform=evaluate)
 
 
 def _mean_and_std(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Measure the pixels of training images, by channel, on the scale from 0 to 1."""
-    spread = torch.linspace(0, len(images) - 1, min(MEASURED, len(images))).long()
-    pixels = images.batch(spread).pixels.double() / 255
+    chosen = torch.linspace(0, len(images) - 1, min(MEASURED, len(images))).long()
+    pixels = images.batch(chosen).pixels.double() / 255
     std, mean = torch.std_mean(pixels, dim=(0, 2, 3), correction=0)
     std = torch.where(std > 0, std, 1.0)  # a channel that is always the same
     return _rounded(mean), _rounded(std)
 
 
 def _rounded(values: Tensor) -> tuple[float, ...]:
-    return tuple(round(float(value), 4) or 1e-4 for value in values)
+    return tuple(max(round(float(value), 4), 1e-4) for value in values)
 
 
-def _config(method: Method, settings: Values) -> Any:
+def _config(method: Method, preset: str, settings: Values) -> Any:
+    if preset not in KINDS:
+        raise UsageError(f"unknown preset '{preset}'", f"choose from {', '.join(KINDS)}")
+    values = preset_values(method, NAME, preset)
     named = {name.replace("__", "."): value for name, value in settings.items()}
-    return build_config(method.config_type, with_overrides({}, named), method.name)
+    return build_config(method.config_type, with_overrides(values, named), method.name)
 
 
 def _require_groups(method: Method, granted: Supervision, samples: Mapping[str, Samples]) -> None:

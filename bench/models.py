@@ -359,8 +359,8 @@ def label_files(
 
     Args:
         model: what predicts.
-        path: an image, a folder of images (those below it as well), or a `.npy` or `.npz` (array
-            `x`) of rows.
+        path: an image, a folder of images (those below it as well), or a file of rows (`.npy`, or
+            `.npz` or `.parquet` as `data add` takes them).
         unreadable: told of each image that cannot be read and is left out.
     """
     import pandas as pd

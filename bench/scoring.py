@@ -43,6 +43,7 @@ UNCERTAINTY = f"{LEVEL:.0%} bootstrap over samples within groups, {RESAMPLES:,} 
 CLASS_COLUMNS = ("pred", "class", "prediction")
 SCORE_PREFIXES = ("score_", "logit_", "prob_")
 TABLES = (".csv", ".parquet")
+OF_SCORES = ("auroc", "ece")  # metrics that classes alone do not give
 CHUNK = 50  # resamples that are drawn at once, since each takes a number a sample
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 Transform = Callable[[Any], Tensor]
@@ -190,7 +191,7 @@ def _load(
 ) -> LoadedData:
     """Load the labels of a dataset, and the images of a split if they are asked for."""
     if not isinstance(dataset, str):
-        return replace(load_arrays({split: to_samples(dataset, "dataset")})[1])
+        return load_arrays({split: to_samples(dataset, "dataset")})[1]
     known = get_dataset(dataset)
     root = default_data_root() if data_root is None else Path(data_root)
     config = build_config(known.config_type, settings, dataset)
@@ -385,15 +386,10 @@ def _evaluation(
     name: str, data: LoadedData, split: str, scores: Tensor, scored: bool
 ) -> Evaluation:
     facts, labels = data.facts, data.splits[split].labels
-    if "train" not in data.splits:  # arrays, of which only these are known
-        none = torch.empty(0, dtype=torch.int64)
-        empty = LabelledSplit(Labels(none, none, none), data.splits[split].images)
-        data = replace(data, splits={**data.splits, "train": empty})
     metrics = compute_metrics(data, split, scores)
-    known = {n: v for n, v in metrics.values.items() if scored or not n.startswith("auroc")}
-    if not len(data.splits["train"]):
-        known.pop("avg_train_weighted", None)
-    metrics = replace(metrics, values=known)
+    if not scored:
+        known = {n: v for n, v in metrics.values.items() if not n.startswith(OF_SCORES)}
+        metrics = replace(metrics, values=known)
     correct = scores.argmax(dim=1) == labels.y
     return Evaluation(
         name=name,
@@ -414,6 +410,7 @@ def _intervals(
     """Draw the samples again within each group, and return the interval of each metric.
 
     A figure of classes, or of another grouping, is drawn within these; an AUROC within each side.
+    The calibration error has none: drawn again, it is larger than it is.
     """
     facts, labels = data.facts, data.splits[split].labels
     right = (scores.argmax(dim=1) == labels.y).numpy()
@@ -421,17 +418,19 @@ def _intervals(
     def worst(groups: Tensor) -> Interval:
         return worst_group_interval(right[None], groups.numpy())
 
-    groups, count = labels.groups.numpy(), len(facts.groups)
-    found = {"wga": worst(labels.groups), "worst_class": worst(labels.y)}
+    names, groups = data.grouping(split)
+    by_group = _accuracy_draws(right, groups.numpy(), len(names))
+    by_class = _accuracy_draws(right, labels.y.numpy(), len(facts.classes))
+    sizes = np.bincount(groups.numpy(), minlength=len(names))
+    found = {"wga": worst(groups), "worst_class": worst(labels.y)}
     found |= {f"wga_{name}": worst(labels.extra_groupings[name]) for name in facts.extra_groupings}
-    by_group = _accuracy_draws(right, groups, count)
-    sizes = np.bincount(groups, minlength=count)
-    train = np.bincount(data.splits["train"].labels.groups.numpy(), minlength=count) * (sizes > 0)
-    shares = {"avg": sizes, "avg_train_weighted": train}
-    for name, weights in shares.items():
-        if weights.sum():
-            found[name] = _middle(by_group @ (weights / weights.sum()))
-    for number, name in enumerate(facts.groups):
+    found["avg"] = _middle(by_group @ (sizes / sizes.sum()))
+    found["balanced"] = _middle(by_class[:, labels.y.unique().numpy()].mean(axis=1))
+    if "avg_train_weighted" in metrics.values:
+        train = data.splits["train"].labels.groups.numpy()
+        shares = np.bincount(train, minlength=len(names)) * (sizes > 0)
+        found["avg_train_weighted"] = _middle(by_group @ (shares / shares.sum()))
+    for number, name in enumerate(names):
         if sizes[number]:
             found[f"group_accuracy/{name}"] = _middle(by_group[:, number])
     if "auroc" in metrics.values:

@@ -236,7 +236,7 @@ def _explain(parser: ArgumentParser) -> None:
 def _predict(parser: ArgumentParser) -> None:
     meaning = "a run made with --keep-models, its folder, or the file of a model"
     parser.add_argument("run", metavar="RUN", help=meaning)
-    meaning = "an image, a folder of images, or a .npy or .npz of feature rows"
+    meaning = "an image, a folder of images, or a file of feature rows (.npy, .npz, .parquet)"
     parser.add_argument("path", type=Path, metavar="PATH", help=meaning)
     parser.add_argument("--out", type=Path, metavar="FILE", help="a CSV file (default: print it)")
     _results(parser, "where the run is looked for, before the published runs")
