@@ -16,7 +16,7 @@ import shutil
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -110,11 +110,27 @@ class Added:
 
 
 def add(
-    name: str, path: Path, root: Path, options: AddOptions, progress: Progress = silent
+    name: str,
+    path: Path,
+    root: Path,
+    options: AddOptions,
+    progress: Progress = silent,
+    check_network: Callable[[str, bool], None] = lambda name, rows: None,
 ) -> Added:
-    """Register a dataset; raise with one message, and leave nothing behind, if that cannot be."""
+    """Register a dataset; raise with one message, and leave nothing behind, if that cannot be.
+
+    Args:
+        name: by which it is known then.
+        path: where it lies.
+        root: the data root.
+        options: what else was said.
+        progress: called while images are read.
+        check_network: raises where there is no such network, or none for images or for rows.
+    """
     folder = _free_name(name, root)
     found = look(path)
+    if options.backbone:
+        check_network(options.backbone, found.form == "features")
     table, notes = _with_attribute(_checked(found.table, found.source), options)
     if found.ignored:
         notes.append(f"{found.ignored:,} files are no images by their ending and were passed over")
