@@ -30,7 +30,7 @@ from datasets.base import SPLITS, Facts, LabelledSplit, Labels, LoadedData
 from datasets.catalogue import get_dataset
 from datasets.config import build_config
 from datasets.errors import UsageError
-from datasets.fetch import default_data_root
+from datasets.fetch import default_data_root, use_data_root
 from datasets.images import Images, MemoryImages
 from methods.metrics import margin_score
 from methods.prediction import EvalImages, evaluation_mode
@@ -192,8 +192,9 @@ def _load(
     """Load the labels of a dataset, and the images of a split if they are asked for."""
     if not isinstance(dataset, str):
         return load_arrays({split: to_samples(dataset, "dataset")})[1]
-    known = get_dataset(dataset)
     root = default_data_root() if data_root is None else Path(data_root)
+    use_data_root(root)  # where registered datasets are
+    known = get_dataset(dataset)
     config = build_config(known.config_type, settings, dataset)
     facts, found, labels = known.check(root, config)
     opened: Mapping[str, Images] = {}
