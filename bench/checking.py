@@ -387,7 +387,7 @@ class Predictions:
             yield f"{wrong} of its predicted classes are not those with the highest score"
 
     def metrics(
-        self, split: str, train_groups: Tensor | None, data_kind: DataKind
+        self, split: str, train_groups: Tensor | None, data_kind: DataKind = "release"
     ) -> tuple[Metrics, Metrics]:
         """Return the lowest and highest metrics that the stored predictions allow."""
         labels, own = self.labels(split), (self.table["split"] == split).to_numpy()

@@ -40,7 +40,7 @@ def rows_split(size: int, generator: torch.Generator) -> LabelledSplit:
 @pytest.fixture(scope="module")
 def row_data(toy_data: LoadedData) -> LoadedData:
     generator = torch.Generator().manual_seed(11)
-    transform = RowTransform(LENGTH)
+    transform = RowTransform(length=LENGTH)
     facts = replace(
         toy_data.facts,
         channels=LENGTH,
@@ -121,3 +121,5 @@ def test_a_network_is_refused_what_it_does_not_take() -> None:
         check_input("resnet18", rows=True, data="words")
     with pytest.raises(UsageError, match="'linear' does not take images"):
         check_input("linear", rows=False, data="cats")
+    with pytest.raises(UsageError, match="lenet5 takes images of side 32"):
+        check_input("lenet5", rows=False, data="cats", resolution=64)
