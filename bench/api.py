@@ -33,20 +33,18 @@ from bench.launch.queue import submitted_runs
 from bench.record import Record, Status, Unreadable
 from bench.resources import PUBLISHED_TABLE, published_folder
 from bench.runner import RunOptions, run_job
-from bench.store import MODEL, RunStatus, Store
+from bench.store import RunStatus, Store
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import coerce
 from datasets.errors import BenchError, DataMissing, UsageError
 from datasets.fetch import Log, default_data_root, get_command, use_data_root
 from datasets.files import Damaged, atomic_file
-from methods.base import Fitted, NetworkSpec, get_method, load_methods
+from methods.base import get_method, load_methods
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
 
     from bench.tuning.summary import Summary
-    from datasets.base import Facts
 
 Names = str | Sequence[str]
 Seeds = int | str | Sequence[int]
@@ -682,59 +680,6 @@ def _readable(run_id: str, store: Store) -> Record:
     if isinstance(found, Unreadable):
         raise Damaged(f"{found.path.parent} cannot be read: {found.reason}", found.remedy)
     return found
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model that was kept, with the constants of its dataset: class names, transforms.
-
-    `fitted` scores classes of transformed images; its `leaf` names latent groups where it can.
-    """
-
-    record: Record
-    fitted: Fitted
-    facts: Facts
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Score the classes of raw images, N x C x H x W bytes as the dataset has them."""
-        import torch
-
-        from datasets.images import MemoryImages
-        from methods.prediction import EvalImages, predict
-
-        ready = EvalImages(MemoryImages(images), self.facts.eval_transform)
-        with torch.no_grad():
-            return predict(self.fitted.logits, ready)
-
-    def predict(self, images: Tensor) -> list[str]:
-        """Return the class name of each raw image."""
-        return [self.facts.classes[int(c)] for c in self.logits(images).argmax(dim=1)]
-
-
-def load_model(run: str, results: Path | str = "results") -> LoadedModel:
-    """Load the model of a run that was made with `keep_models`, by its id or an end of that."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    store = Store(Path(results))
-    run_id = store.find(run)
-    record, path = _readable(run_id, store), store.runs / run_id / MODEL
-    command = f"{record.provenance.command} --rerun always --keep-models"
-    if not path.is_file():
-        raise DataMissing(f"{run_id} was run without keeping its model", command)
-    try:
-        if MODEL in record.files:
-            record.files[MODEL].check(path)
-        weights = load_file(path)
-    except (Damaged, SafetensorError) as error:
-        raise Damaged(f"the model of {run_id} cannot be read: {error}", command) from error
-    job = record.job
-    facts = get_dataset(job.dataset).facts(job.dataset_config())
-    # The kept weights are complete: ImageNet's are not needed again.
-    backbone = replace(job.backbone(), pretrained=False, weights=None)
-    spec = NetworkSpec(backbone, facts.channels, facts.codes or facts.classes)
-    fitted = get_method(job.method).load_fitted(spec, job.method_config(), weights)
-    return LoadedModel(record, fitted, facts)
 
 
 def write_results_table(store: Store) -> Path:

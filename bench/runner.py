@@ -26,6 +26,7 @@ from bench.evaluation import (
 from bench.fitting import FitFailed, FitProcess, FitResult, FitTask, fit_here
 from bench.job import Job
 from bench.launch.progress import Pace
+from bench.models import ModelCard
 from bench.process import configure_process
 from bench.record import (
     RECORD_KEYS,
@@ -278,6 +279,8 @@ def save_run(
     )
     record = replace(record, provenance=origin)
     model = dict(fitted.module.state_dict()) if options.keep_models and not trial else None
-    store.write(record, history_table(history), None if trial else predictions, partition, model)
+    about = ModelCard.of_job(job, data.facts).metadata() if model is not None else None
+    tables = history_table(history), None if trial else predictions, partition
+    store.write(record, *tables, model, about)
     store.delete_checkpoints(job.run_id)
     return record

@@ -233,6 +233,30 @@ def _explain(parser: ArgumentParser) -> None:
     _paths(parser)
 
 
+def _predict(parser: ArgumentParser) -> None:
+    meaning = "a run made with --keep-models, its folder, or the file of a model"
+    parser.add_argument("run", metavar="RUN", help=meaning)
+    meaning = "an image, a folder of images, or a file of feature rows (.npy, .npz, .parquet)"
+    parser.add_argument("path", type=Path, metavar="PATH", help=meaning)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a CSV file (default: print it)")
+    _results(parser, "where the run is looked for, before the published runs")
+    _json(parser)
+
+
+def _new(parser: ArgumentParser) -> None:
+    parser.add_argument("kind", choices=("method", "dataset"), help="what to begin")
+    parser.add_argument("name", metavar="NAME", help="lower-case letters, digits, underscores")
+    meaning = "where to write (default: here)"
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help=meaning)
+    meaning = "write a package with an entry point, which pip installs, instead of a file"
+    _flag(parser, "--package", meaning)
+
+
+def _test(parser: ArgumentParser) -> None:
+    meaning = "a method or dataset by its name, or a file that registers some"
+    parser.add_argument("subject", metavar="METHOD|DATASET|FILE", help=meaning)
+
+
 def _report(parser: ArgumentParser) -> None:
     _folder(parser, "--out", Path("report"), "where it is written")
     _results(parser, "whose runs are shown")
@@ -290,11 +314,14 @@ VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
     "cancel": ("take runs off the cluster", _cancel),
     "show": ("one run in full", _show),
     "explain": ("route images through a trained tree", _explain),
+    "predict": ("label images by a model that was kept", _predict),
     "report": ("measured numbers beside the paper's", _report),
     "check": ("whether stored runs are what their records say", _check),
     "publish": ("put checked runs among the published ones", _publish),
     "clean": ("what takes room besides runs, and free it", _clean),
     "perf": ("how fast the loop is, against the network alone", _perf),
+    "new": ("begin a method or dataset of your own", _new),
+    "test": ("the contract tests on a method or dataset of your own", _test),
 }
 """What each is for, and what adds its arguments."""
 
@@ -341,6 +368,12 @@ EXAMPLES = {
         "explain nct-cmnist-s0 --images seven.png --json",
         "explain nct-cmnist-s0 --picture tree.png",
     ),
+    "predict": (
+        "predict nct-cmnist-s0 photos > labels.csv",
+        "predict model.safetensors photos --out labels.csv",
+    ),
+    "new": ("new method smooth", "new dataset birds --package --out ~/projects"),
+    "test": ("test smooth.py", "test smooth"),
     "report": ("report --out report", "report --out report --published --seeds 5 --pdf"),
     "check": (
         "check results",
