@@ -168,6 +168,8 @@ class Fitted(ABC):
         details: what else belongs in the record, under one key of the method's own.
         partition: the group each sample of a split was inferred to belong to, if any.
         partition_split: which split that is.
+        val_partition: the same for validation, where a method trains on parts of the training split
+            and puts validation samples into them as well.
         snapshots: the model at earlier iterations, for methods that go through several.
         last_epoch: the same model with the weights of its training's last epoch, where those that
             were selected may be of an earlier one; for diagnostics.
@@ -176,6 +178,7 @@ class Fitted(ABC):
     """
 
     tree_key: ClassVar[str] = ""
+    val_partition: Tensor | None = None
 
     def __init__(
         self,
@@ -240,6 +243,8 @@ class Method(ABC):
         order: its place in tables, lowest first.
         reference: the paper it is from, in short.
         tree: whether what it fits is a tree with leaves and iterations.
+        slices: where it partitions samples, what a part is, and how samples that it was not
+            trained on get into one, in sentences for people who read of slices.
         distribution: the installed package that brought it; None for those of this repository.
     """
 
@@ -250,6 +255,7 @@ class Method(ABC):
     order: ClassVar[int]
     reference: ClassVar[str]
     tree: ClassVar[bool] = False
+    slices: ClassVar[str] = ""
     distribution: str | None = None
 
     @property

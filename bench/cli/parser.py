@@ -202,6 +202,18 @@ def _explain(parser: ArgumentParser) -> None:
     _paths(parser)
 
 
+def _slices(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a finished run whose method finds a partition")
+    meaning = "where page and table are written (default: ./slices/RUN)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=meaning)
+    splits = ("train", "val", "test")
+    meaning = "rank slices on this one (default: val, where slices reach it)"
+    parser.add_argument("--split", choices=splits, help=meaning)
+    meaning = "only list the samples of a slice, by name or number or 'worst': files or ids, or CSV"
+    parser.add_argument("--export", nargs=2, metavar=("SLICE", "FILE"), help=meaning)
+    _paths(parser)
+
+
 def _report(parser: ArgumentParser) -> None:
     _folder(parser, "--out", Path("report"), "where it is written")
     _results(parser, "whose runs are shown")
@@ -259,6 +271,7 @@ VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
     "cancel": ("take runs off the cluster", _cancel),
     "show": ("one run in full", _show),
     "explain": ("route images through a trained tree", _explain),
+    "slices": ("which part of the data a run fails on", _slices),
     "report": ("measured numbers beside the paper's", _report),
     "check": ("whether stored runs are what their records say", _check),
     "publish": ("put checked runs among the published ones", _publish),
@@ -306,6 +319,11 @@ EXAMPLES = {
         "explain nct-cmnist-s0 --index 60003,60017",
         "explain nct-cmnist-s0 --images seven.png --json",
         "explain nct-cmnist-s0 --picture tree.png",
+    ),
+    "slices": (
+        "slices nct-umnist-s0",
+        "slices nct-umnist-s0 --out page --json | jq '.worst'",
+        "slices nct-umnist-s0 --export worst samples.txt",
     ),
     "report": ("report --out report", "report --out report --published --seeds 5 --pdf"),
     "check": (
