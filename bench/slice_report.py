@@ -129,7 +129,8 @@ def slice_report(
     columns = _metadata(record, data_root if data is not None else None)
     files: dict[int, str] = {}
     if columns is not None and FILE in columns:
-        files = {int(sample): str(name) for sample, name in columns.pop(FILE).dropna().items()}
+        known, columns = columns[FILE].dropna(), columns.drop(columns=FILE)
+        files = dict(zip(map(int, known.index), map(str, known), strict=True))
     groups = () if facts.groups == facts.classes else facts.groups
     names = Names(facts.classes, groups, leaf_names(record))
     found = analyse(samples, names, split, again=again, columns=columns, seed=job.seed)
@@ -186,8 +187,8 @@ def _samples(record: Record, store: Store) -> pd.DataFrame:
     frame = frame.assign(slice=assigned, confidence=confidence(scores.to_numpy()))
     own = record.partition.split if record.partition is not None else "train"
     if partition is not None and own == "train":
-        empty = {"split": own, "y": UNKNOWN, "pred": UNKNOWN, "confidence": np.nan}
-        rows = partition.rename(columns={"part": "slice"}).assign(**empty)
+        rows = partition.rename(columns={"part": "slice"})
+        rows = rows.assign(split=own, y=UNKNOWN, pred=UNKNOWN, confidence=np.nan)
         frame = pd.concat([rows[list(frame.columns)], frame], ignore_index=True)
     elif partition is not None:
         parts = partition.set_index("id")["part"]
@@ -287,7 +288,9 @@ def _metadata(record: Record, data_root: Path | None) -> pd.DataFrame | None:
         return None
     dataset = get_dataset(record.job.dataset)
     metadata = getattr(dataset, "metadata", lambda folder, config: None)
-    found = metadata(dataset.require(data_root).folder, record.job.dataset_config())
+    found: pd.DataFrame | None = metadata(
+        dataset.require(data_root).folder, record.job.dataset_config()
+    )
     if found is None:
         return None
     return found.set_index("id") if "id" in found else found

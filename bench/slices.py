@@ -378,7 +378,7 @@ def analyse(
     return Analysis(
         split,
         tuple(sorted(by_number.values(), key=_rank)),
-        {name: int(n) for name, n in samples["split"].value_counts().items()},
+        {str(name): int(n) for name, n in samples["split"].value_counts().items()},
         tuple(s for s in SPLITS if s in set(samples["split"][samples["slice"] != UNKNOWN])),
         float((known["pred"] == known["y"]).mean()) if len(known) else None,
         left_out,
@@ -451,9 +451,10 @@ def _pictured(
     """Return a slice's most frequent confusions, its typical samples, and its confident errors."""
     wrong = mine[(mine["pred"] != UNKNOWN) & (mine["pred"] != mine["y"])]
     counts = wrong.groupby(["y", "pred"]).size().sort_values(ascending=False, kind="stable")
+    alike = counts.head(SHOWN_CONFUSIONS).reset_index(name="count").to_dict("records")
     confusions = tuple(
-        Confusion(_name(names.classes, y), _name(names.classes, pred), int(count))
-        for (y, pred), count in counts.head(SHOWN_CONFUSIONS).items()
+        Confusion(_name(names.classes, c["y"]), _name(names.classes, c["pred"]), int(c["count"]))
+        for c in alike
     )
     typical = mine.sample(min(SHOWN_SAMPLES, len(mine)), random_state=seed)
     ordered = wrong.sort_values(["confidence", "id"], ascending=[False, True])
@@ -535,18 +536,18 @@ def traits_of(
     p: list[float] = []
     for name, values in columns.items():
         known = values.notna()
-        table = pd.crosstab(values[known], slices[known])
-        rights = right.groupby([values, slices]).mean()
-        totals, all_known = table.sum(axis=1), int(known.sum())
+        rights = right.groupby([values, slices]).mean().to_dict()
+        totals = {str(value): int(n) for value, n in values[known].value_counts().items()}
         for number in numbers:
-            size = int(table[number].sum()) if number in table else 0
-            for value, count in table[number].items() if size else ():
-                total = int(totals[value])
-                shares = (int(count) / size, total / all_known, int(count) / total)
+            counts = values[known & (slices == number)].value_counts().to_dict()
+            size = sum(counts.values())
+            for value, total in totals.items() if size else ():
+                count = int(counts.get(value, 0))
+                shares = (count / size, total / int(known.sum()), count / total)
                 share = rights.get((value, number), math.nan)
-                told = Trait(name, str(value), int(count), *shares)
+                told = Trait(name, value, count, *shares)
                 found.append((number, replace(told, right=None if math.isnan(share) else share)))
-                p.append(float(hypergeom.sf(int(count) - 1, all_known, total, size)))
+                p.append(float(hypergeom.sf(count - 1, int(known.sum()), total, size)))
     traits: dict[int, list[Trait]] = {}
     for (number, trait), adjusted in zip(found, holm(p), strict=True):
         if trait.count:
