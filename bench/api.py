@@ -20,6 +20,7 @@ from bench.job import (
     PUBLISHED_SEEDS,
     Job,
     Request,
+    Unsuited,
     expand,
     locate,
     parse_names,
@@ -33,7 +34,7 @@ from bench.record import Record, Status, Unreadable
 from bench.resources import PUBLISHED_TABLE, published_folder
 from bench.runner import RunOptions, run_job
 from bench.store import MODEL, RunStatus, Store
-from datasets.catalogue import get_dataset, load_datasets
+from datasets.catalogue import get_dataset, load_datasets, use_data_root
 from datasets.config import coerce
 from datasets.errors import BenchError, DataMissing, UsageError
 from datasets.fetch import Log, default_data_root, get_command
@@ -77,6 +78,16 @@ class Skipped:
 
     def __str__(self) -> str:
         return f"{self.what}: {self.name}; to get it: {self.command}"
+
+
+@dataclass(frozen=True)
+class LeftOut(Skipped):
+    """A method that `all` included but that cannot run on a dataset; `what` is the reason."""
+
+    method: str = ""
+
+    def __str__(self) -> str:
+        return f"left out: {self.method} on {self.name}: {self.what}; {self.command}"
 
 
 @dataclass(frozen=True)
@@ -127,7 +138,16 @@ class Grid:
             "total": len(self.jobs),
             **self.counts(),
             "runs": runs,
-            "skipped_datasets": [{"name": s.name, "command": s.command} for s in self.skipped],
+            "skipped_datasets": [
+                {"name": s.name, "command": s.command}
+                for s in self.skipped
+                if not isinstance(s, LeftOut)
+            ],
+            "left_out": [
+                {"method": s.method, "dataset": s.name, "reason": s.what, "remedy": s.command}
+                for s in self.skipped
+                if isinstance(s, LeftOut)
+            ],
         }
         if self.expected is not None:
             for row, job in zip(runs, self.jobs, strict=True):
@@ -204,6 +224,7 @@ def make_request(
         seeds: a count (5 is 0..4), or the seeds themselves as a list or as text (`3,7`).
         wanted: see `Wanted`.
     """
+    use_data_root(_data_root(wanted.get("data_root")))
     named = parse_names(_joined(methods), tuple(load_methods()))
     on = parse_names(_joined(datasets), tuple(load_datasets()))
     return Request(
@@ -215,6 +236,7 @@ def make_request(
         overrides=_overrides(wanted.get("settings")),
         quick=wanted.get("quick", False),
         presets=Path(wanted.get("results", "results")) / "presets",
+        all_methods="all" in parse_names(_joined(methods), ("all",)),
     )
 
 
@@ -253,17 +275,19 @@ def expand_on_disk(
     `need_data`, what is missing is only listed.
     """
     found = locate(request)
-    jobs = expand(request, found)
+    unsuited: list[Unsuited] = []
+    jobs = expand(request, found, unsuited)
+    left_out = [LeftOut(own.dataset, own.remedy, own.reason, own.method) for own in unsuited]
     root = request.data_root
     missing = [name for name in request.datasets if found[name] is None]
     if need_data:
         missing = _after_fetching(missing, root, explicit, log)
-    skipped = [Skipped(name, get_command(name, root)) for name in missing]
+    skipped = [*left_out, *(Skipped(name, get_command(name, root)) for name in missing)]
     if not need_data:
         return jobs, skipped
-    if skipped and explicit:
+    if missing and explicit:
         looked = f"not on disk: {', '.join(missing)} (looked in {root})"
-        raise DataMissing(looked, _commands(skipped))
+        raise DataMissing(looked, _commands(skipped[len(left_out) :]))
     jobs = [job for job in jobs if job.dataset not in missing]
     for name in dict.fromkeys(job.dataset for job in jobs):
         try:
@@ -274,6 +298,8 @@ def expand_on_disk(
             jobs = [job for job in jobs if job.dataset != name]
             command = get_command("weights", root)
             skipped.append(Skipped(name, command, "ImageNet weights not on disk for"))
+    if not jobs and left_out:
+        raise UsageError("there is nothing to run: no method suits the data", left_out[0].command)
     if not jobs:
         raise DataMissing("there is nothing to run: no dataset is on disk", _commands(skipped))
     return jobs, skipped

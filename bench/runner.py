@@ -42,13 +42,13 @@ from bench.record import (
 )
 from bench.store import Store
 from datasets.base import LoadedData
-from datasets.catalogue import get_dataset
+from datasets.catalogue import get_dataset, use_data_root
 from datasets.config import Values
 from datasets.errors import BenchError
 from datasets.files import atomic_file, set_aside, to_json, with_checksum
 from datasets.lock import Lock, LockBusy, LockLost
 from datasets.pixels import pixel_digest
-from methods.backbones import LENETS
+from methods.backbones import SMALL_NETWORKS
 from methods.base import get_method
 
 WORKER = "bench-worker"
@@ -86,8 +86,8 @@ class RunOptions:
     resume_anyway: bool = False
 
     def threads_for(self, job: Job) -> int:
-        """Return a job's threads; LeNets take one, since more only wait for each other."""
-        return 1 if job.backbone().name in LENETS else self.threads
+        """Return a job's threads; small networks take one, since more only wait for each other."""
+        return 1 if job.backbone().name in SMALL_NETWORKS else self.threads
 
     def path_arguments(self) -> str:
         """Return the folders as arguments of a command that runs the job again."""
@@ -104,6 +104,7 @@ def run_job(
     `running` if another process is at it. Where the attempt is not the `final` one, a failure is
     returned but not stored: it is not the end yet.
     """
+    use_data_root(options.data_root)
     store = Store(options.results)
     in_worker = multiprocessing.current_process().name.startswith(WORKER)
     fit_process = FitProcess(fork=in_worker) if options.isolate else None

@@ -23,12 +23,13 @@ from bench.store import MODEL, Store
 from datasets.base import Facts, LabelledSplit
 from datasets.catalogue import get_dataset
 from datasets.errors import BenchError, UsageError
+from datasets.photos import PhotoDataset
 from methods.base import get_method, load_methods
 
 MAX_PICTURED = 24  # slices with pictures, the worst first: a page must not grow without bound
 TOGETHER = 32  # pictures read at a time: photographs are padded to the largest among them
 RANKED_ON = ("val", "test", "train")  # the first of them in which slices have predictions
-FILE = "file"  # the column of a dataset's metadata that says where a sample lies
+FILE = "file"
 SPLIT_WORDS = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -126,11 +127,7 @@ def slice_report(
         samples = _with_training_labels(samples, data)
         samples, training = _with_training_predictions(samples, data, facts, record, store)
     again = "test" if split == "val" and _reaches(samples, "test") else None
-    columns = _metadata(record, data_root if data is not None else None)
-    files: dict[int, str] = {}
-    if columns is not None and FILE in columns:
-        known, columns = columns[FILE].dropna(), columns.drop(columns=FILE)
-        files = dict(zip(map(int, known.index), map(str, known), strict=True))
+    files, columns = ({}, None) if data is None else _of_dataset(record, data_root)
     groups = () if facts.groups == facts.classes else facts.groups
     names = Names(facts.classes, groups, leaf_names(record))
     found = analyse(samples, names, split, again=again, columns=columns, seed=job.seed)
@@ -185,7 +182,9 @@ def _samples(record: Record, store: Store) -> pd.DataFrame:
     frame = predictions[["id", "split", "y", "group", "pred"]].astype({"split": str})
     scores = predictions[[name for name in predictions if str(name).startswith("score_")]]
     frame = frame.assign(slice=assigned, confidence=confidence(scores.to_numpy()))
-    own = record.partition.split if record.partition is not None else "train"
+    # A record has no word on a partition where groups are not known: its samples tell the split.
+    known = frame["id"].isin([] if partition is None else partition["id"])
+    own = next(iter(frame["split"][known]), "train")
     if partition is not None and own == "train":
         rows = partition.rename(columns={"part": "slice"})
         rows = rows.assign(split=own, y=UNKNOWN, pred=UNKNOWN, confidence=np.nan)
@@ -282,18 +281,18 @@ def _with_training_predictions(
     )
 
 
-def _metadata(record: Record, data_root: Path | None) -> pd.DataFrame | None:
-    """Return the dataset's further columns by sample id; none where it has or finds none."""
-    if data_root is None:
-        return None
-    dataset = get_dataset(record.job.dataset)
-    metadata = getattr(dataset, "metadata", lambda folder, config: None)
-    found: pd.DataFrame | None = metadata(
-        dataset.require(data_root).folder, record.job.dataset_config()
-    )
-    if found is None:
-        return None
-    return found.set_index("id") if "id" in found else found
+def _of_dataset(
+    record: Record, data_root: Path | None
+) -> tuple[dict[int, str], pd.DataFrame | None]:
+    """Return where each sample lies, and further columns by sample id, where the dataset says."""
+    dataset, config = get_dataset(record.job.dataset), record.job.dataset_config()
+    assert data_root is not None
+    folder, files = dataset.require(data_root).folder, {}
+    if isinstance(dataset, PhotoDataset) and FILE in (table := dataset.table(folder, config)):
+        places = (str(folder / name) for name in table[FILE])  # a whole path stays as it is
+        files = dict(zip(map(int, table["id"]), places, strict=True))
+    columns = dataset.metadata(folder, config)
+    return files, None if columns is None else columns.set_index("id")
 
 
 def _pictures(data: LabelledSplit, shown: Sequence[int]) -> dict[int, str]:

@@ -245,6 +245,7 @@ class Method(ABC):
         tree: whether what it fits is a tree with leaves and iterations.
         slices: where it partitions samples, what a part is, and how samples that it was not
             trained on get into one, in sentences for people who read of slices.
+        takes_rows: whether it runs on rows of features as well as on images.
         distribution: the installed package that brought it; None for those of this repository.
     """
 
@@ -256,6 +257,7 @@ class Method(ABC):
     reference: ClassVar[str]
     tree: ClassVar[bool] = False
     slices: ClassVar[str] = ""
+    takes_rows: ClassVar[bool] = True
     distribution: str | None = None
 
     @property

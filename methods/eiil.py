@@ -27,6 +27,7 @@ from methods.erm import ErmConfig, erm_stage, train_erm
 from methods.groupdro import GroupDroConfig, train_groupdro, version_of
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
+from methods.selection import WORST_GROUP_RULES
 
 STAGE_VERSION = 1
 
@@ -157,8 +158,8 @@ class Eiil(SingleNetworkMethod, Method):
         return version_of(config, self.version)
 
     def supervision(self, config: EiilConfig) -> Supervision:
-        """Return access to the validation groups, by which the model is chosen."""
-        return Supervision(val_groups=True)
+        """Return access to the validation groups, where the model is chosen by them."""
+        return Supervision(val_groups=config.selection in WORST_GROUP_RULES)
 
     def stages(self, config: EiilConfig) -> tuple[Stage, ...]:
         """Return the reference model, and the environments it leads to."""

@@ -392,6 +392,7 @@ def find_clusters(
 class ExMap(SingleNetworkMethod, Method):
     """Keep ERM's features; fit the last layer again on what its explanations tell apart."""
 
+    takes_rows = False
     slices = (
         "A slice is a pseudo-group: a cluster, within a class, of what a first model looked at in "
         "validation samples. The last layer was fitted on them; other samples are in none."
