@@ -122,7 +122,8 @@ def slice_report(
         facts = facts_there
     except BenchError as error:
         data = None
-        notes.append(f"There are no pictures, because {error.message}. {_sentence(error.remedy)}")
+        remedy = f" To have them: {error.remedy}" if error.remedy else ""
+        notes.append(f"There are no pictures: {error.message}.{remedy}")
     if split == "train":
         samples = _with_training_labels(samples, data)
         samples, training = _with_training_predictions(samples, data, facts, record, store)
@@ -155,10 +156,6 @@ def slice_report(
         files=files,
         notes=tuple(notes),
     )
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def leaf_names(record: Record) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from bench.job import shown_split
 from bench.reporting.html import TEMPLATES
 from bench.reporting.latex import TemplateFolder
 from bench.reporting.names import dataset_title, group_title, method_title
@@ -49,6 +50,7 @@ def slices_page(report: SliceReport) -> str:
         **{"in_words": in_words, "number": "{:,}".format, "signed": signed},
     }
     found, job = report.analysis, report.record.job
+    hidden = ("test",) if shown_split(job.seed) == "val" else ()
     script = (TEMPLATES / "slices.js").read_text("utf-8")
     styles = ((TEMPLATES / f"{name}.css").read_text("utf-8") for name in ("page", "slices"))
     content: dict[str, object] = {
@@ -62,7 +64,8 @@ def slices_page(report: SliceReport) -> str:
         "dataset": dataset_title(job.dataset),
         "words": SPLIT_WORDS,
         "splits": [split for split in SPLITS if split in found.assigned],
-        "without": [s for s in SPLITS if s in found.sizes and s not in found.assigned],
+        "without": [s for s in SPLITS if s not in (*found.assigned, *hidden)],
+        "unseen": not getattr(job.supervision, f"{found.split}_groups", False),
         "scale": Scale.over(found.slices),
         "chart_width": CHART_WIDTH,
         "level": round(100 * LEVEL),
