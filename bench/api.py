@@ -34,10 +34,10 @@ from bench.record import Record, Status, Unreadable
 from bench.resources import PUBLISHED_TABLE, published_folder
 from bench.runner import RunOptions, run_job
 from bench.store import MODEL, RunStatus, Store
-from datasets.catalogue import get_dataset, load_datasets, use_data_root
+from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import coerce
 from datasets.errors import BenchError, DataMissing, UsageError
-from datasets.fetch import Log, default_data_root, get_command
+from datasets.fetch import Log, default_data_root, get_command, use_data_root
 from datasets.files import Damaged, atomic_file
 from methods.base import Fitted, NetworkSpec, get_method, load_methods
 

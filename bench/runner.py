@@ -42,9 +42,10 @@ from bench.record import (
 )
 from bench.store import Store
 from datasets.base import LoadedData
-from datasets.catalogue import get_dataset, use_data_root
+from datasets.catalogue import get_dataset
 from datasets.config import Values
 from datasets.errors import BenchError
+from datasets.fetch import use_data_root
 from datasets.files import atomic_file, set_aside, to_json, with_checksum
 from datasets.lock import Lock, LockBusy, LockLost
 from datasets.pixels import pixel_digest

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -18,7 +17,7 @@ from types import ModuleType
 
 from datasets.dataset import DATASETS, Dataset, register
 from datasets.errors import BenchError, DataCorrupt, UsageError, did_you_mean
-from datasets.fetch import default_data_root
+from datasets.fetch import data_root_in_use
 
 BUILT_IN: Mapping[str, str] = {
     "waterbirds": "datasets.waterbirds",
@@ -45,10 +44,6 @@ def load_datasets() -> dict[str, Dataset]:
     return {dataset.name: dataset for dataset in ordered}
 
 
-ROOT_VARIABLE = "BENCH_ROOT_IN_USE"
-"""The environment's name for the data root of this command, for the processes it starts."""
-
-
 def get_dataset(name: str) -> Dataset:
     """Return a dataset; raise `UsageError` with the nearest name where there is none."""
     if name in BUILT_IN:  # without a look at the others: those of photographs import pandas
@@ -64,17 +59,6 @@ def get_dataset(name: str) -> Dataset:
         f"unknown dataset '{name}'{did_you_mean(name, known)}",
         f"choose from {', '.join(known)}, or all",
     )
-
-
-def use_data_root(root: Path) -> None:
-    """Make the data registered below a root known here, and in every process started from here."""
-    os.environ[ROOT_VARIABLE] = str(root.absolute())
-
-
-def data_root_in_use() -> Path:
-    """Return the data root whose registered data is known."""
-    chosen = os.environ.get(ROOT_VARIABLE)
-    return Path(chosen) if chosen else default_data_root()
 
 
 def _own_datasets() -> dict[str, Dataset]:

@@ -185,7 +185,7 @@ class GroupDro(SingleNetworkMethod, Method):
         return version_of(config, self.version)
 
     def supervision(self, config: GroupDroConfig) -> Supervision:
-        """Return access to every group label; to validation's, where the model is chosen by them."""
+        """Return access to groups; to validation's where the model is chosen by them."""
         return Supervision(train_groups=True, val_groups=config.selection in WORST_GROUP_RULES)
 
     def fit(self, task: Task, config: GroupDroConfig, ctx: Context) -> Fitted:

@@ -19,6 +19,9 @@ from datasets.errors import BenchError, DataCorrupt
 from datasets.pixels import ImageCheck
 from datasets.sources import get
 
+OWN_VERBS = ("add", "show", "remove")
+"""What is done with a user's own data, in `own_data`."""
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -86,7 +89,11 @@ class Verified:
 
 def run(arguments: Namespace) -> None:
     """Do what the sub-verb says."""
-    if arguments.data_verb == "standin":
+    if arguments.data_verb in OWN_VERBS:
+        from bench.cli import own_data
+
+        getattr(own_data, f"run_{arguments.data_verb}")(arguments)
+    elif arguments.data_verb == "standin":
         folder = standins.write(arguments.name, arguments.root, arguments.size, arguments.seed)
         print(f"stand-in (synthetic, not the real data) written to {folder}")
     elif arguments.data_verb == "get":

@@ -6,7 +6,7 @@ when it runs.
 
 from __future__ import annotations
 
-from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -80,7 +80,13 @@ def _selection(parser: ArgumentParser) -> None:
     parser.add_argument("--methods", default="all", metavar="A,B", help="methods, or all")
     parser.add_argument("--datasets", default="all", metavar="A,B", help="datasets, or all")
     parser.add_argument("--seeds", default="5", metavar="N|A,B", help="5 is 0..4; 3,7 is those two")
-    parser.add_argument("--preset", default="paper", help="which hyperparameters (default: paper)")
+    meaning = "which hyperparameters: paper (default), tuned, or for data without any small, ..."
+    parser.add_argument("--preset", default="paper", help=meaning)
+    meaning = "a network: a timm name, a LeNet, linear or mlp on features (backbone.name)"
+    parser.add_argument("--backbone", metavar="NAME", help=meaning)
+    _number(
+        parser, "--resolution", None, "side of the images the network sees (DATASET.resolution)"
+    )
     _overrides(parser, "change a setting: METHOD.KNOB, DATASET.KNOB or backbone.KNOB")
     _flag(parser, "--quick", "smoke run: two epochs, a few hundred images")
 
@@ -112,7 +118,7 @@ def _list(parser: ArgumentParser) -> None:
 
 
 def _data(parser: ArgumentParser) -> None:
-    names = "status|get|verify|standin"
+    names = "status|get|verify|standin|add|show|remove"
     verbs = parser.add_subparsers(dest="data_verb", required=True, metavar=names)
     _list(verbs.add_parser("status", help="what is on disk"))
     getting = verbs.add_parser("get", help="fetch datasets, or ImageNet weights")
@@ -128,6 +134,31 @@ def _data(parser: ArgumentParser) -> None:
     standing.add_argument("--root", type=Path, required=True, metavar="DIR", help="a data root")
     _number(standing, "--size", 400, "training images")
     standing.add_argument("--seed", type=int, default=0, metavar="S")
+    _own_data(verbs)
+
+
+def _own_data(verbs: _SubParsersAction[ArgumentParser]) -> None:
+    """Add what registers a user's own data."""
+    adding = verbs.add_parser("add", help="register your own images or features; copies nothing")
+    adding.add_argument("name", metavar="NAME", help="by which every verb knows it then")
+    meaning = "a folder for each class, a folder with metadata.csv, or a table or .npz of features"
+    adding.add_argument("path", type=Path, metavar="PATH", help=meaning)
+    meaning = "columns of the table that form groups with the label"
+    adding.add_argument("--groups", default="", metavar="A,B", help=meaning)
+    _number(adding, "--split-seed", 0, "draws the splits that are missing (default: 0)")
+    _flag(adding, "--skip-bad", "leave out images that cannot be read")
+    meaning = "the network trained by default: a timm name, a LeNet, linear or mlp on features"
+    adding.add_argument("--backbone", default="", metavar="NAME", help=meaning)
+    _number(adding, "--resolution", 0, "side of the images it sees (default: by their sizes)")
+    _flag(adding, "--scratch", "start it from random weights instead of ImageNet's")
+    _list(adding)
+    showing = verbs.add_parser("show", help="what was registered, with pictures of each group")
+    showing.add_argument("name", metavar="NAME")
+    showing.add_argument("--out", type=Path, metavar="DIR", help="where (default: ./NAME-sheets)")
+    _list(showing)
+    removing = verbs.add_parser("remove", help="forget registered data; its files stay")
+    removing.add_argument("name", metavar="NAME")
+    _list(removing)
 
 
 def _plan(parser: ArgumentParser) -> None:
@@ -262,7 +293,7 @@ def _perf(parser: ArgumentParser) -> None:
 VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
     "demo": ("every method on synthetic data, then the report", _demo),
     "list": ("methods with their tiers, datasets, what is on disk", _list),
-    "data": ("get, verify and stand in for datasets", _data),
+    "data": ("get, verify and stand in for datasets; add your own", _data),
     "plan": ("what run would do, and its cost", _plan),
     "run": ("run methods on datasets and print the table", _run),
     "campaign": ("the runs behind one of the paper's tables", _campaign),
@@ -294,12 +325,15 @@ EXAMPLES = {
         "data get mnist && python -m bench data verify umnist cmnist",
         "data get weights",
         "data standin waterbirds --root standins --size 400",
+        "data add pets ~/pictures/pets && python -m bench data show pets",
+        "data add pets ~/pictures/pets --groups place,season --skip-bad",
     ),
     "plan": ("plan --methods all --datasets all --seeds 5",),
     "run": (
         "run --methods erm --datasets all --seeds 5",
         "run --methods erm --datasets umnist --seeds 3,7 --set umnist.hflip=true",
         "run --methods nct,jtt --datasets all --seeds 5 --cluster slurm/h100.toml",
+        "run --methods erm,nct,george --datasets pets --preset small --seeds 3",
         "run --methods erm --datasets waterbirds --data-root standins \\\n"
         "      --set backbone.name=resnet18 backbone.pretrained=false --quick",
     ),
