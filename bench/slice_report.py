@@ -39,6 +39,7 @@ class SliceReport:
 
     Attributes:
         samples: a row a sample that is in a slice.
+        owner: the run whose method found the slices, where it is another one.
         how: what a slice of its method is, and how samples it was not trained on get into one.
         again: the split on which what was found is looked at once more, if there is one.
         no_accuracy: why there are no accuracies, where there are none.
@@ -51,6 +52,7 @@ class SliceReport:
     analysis: Analysis
     samples: pd.DataFrame
     how: str
+    owner: Record | None = None
     again: str | None = None
     no_accuracy: str = ""
     pictures: Mapping[int, str] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class SliceReport:
         return {
             "run_id": self.record.run_id,
             **{name: getattr(job, name) for name in ("method", "dataset", "seed")},
+            "slices_of": (self.owner or self.record).run_id,
             "split": found.split,
             "again": self.again,
             "assigned": list(found.assigned),
@@ -93,7 +96,11 @@ class SliceReport:
 
 
 def slice_report(
-    record: Record, store: Store, data_root: Path | None, split: str | None = None
+    record: Record,
+    store: Store,
+    data_root: Path | None,
+    split: str | None = None,
+    by: tuple[Record, Store] | None = None,
 ) -> SliceReport:
     """Analyse the slices of a finished run.
 
@@ -102,17 +109,19 @@ def slice_report(
         store: where it is.
         data_root: where its data may be.
         split: the one to rank slices on; by default validation, where slices reach it.
+        by: another run on the same data, with its store, whose slices are taken instead.
 
     Raises:
-        UsageError: the run has no slices, or none in that split.
+        UsageError: there are no slices, or none in that split, or they are of other data.
     """
-    samples = _samples(record, store)
+    owner = record if by is None else by[0]
+    samples = _samples(record, store) if by is None else _of_other(record, store, *by)
     job, notes = record.job, []
     facts = get_dataset(job.dataset).facts(job.dataset_config())
-    development = shown_split(job.seed) == "val"
-    if development:
+    developed = [r.job.seed for r in (record, owner) if shown_split(r.job.seed) == "val"]
+    if developed:
         samples = samples[samples["split"] != "test"]
-        notes.append(f"Seed {job.seed} is a development seed: test samples are left out.")
+        notes.append(f"Seed {developed[0]} is a development seed: test samples are left out.")
         if not job.supervision.val_groups:
             samples = samples.assign(group=UNKNOWN)
             notes.append("True groups are left out too: its method was not given them.")
@@ -130,7 +139,7 @@ def slice_report(
     again = "test" if split == "val" and _reaches(samples, "test") else None
     files, columns = ({}, None) if data is None else _of_dataset(record, data_root)
     groups = () if facts.groups == facts.classes else facts.groups
-    names = Names(facts.classes, groups, leaf_names(record))
+    names = Names(facts.classes, groups, leaf_names(owner))
     found = analyse(samples, names, split, again=again, columns=columns, seed=job.seed)
     notes += [training] if found.accuracy is not None and training else []
     notes += [f"Column {name} is not compared: {why}." for name, why in found.left_out.items()]
@@ -143,13 +152,17 @@ def slice_report(
     pictures = {} if data is None else _pictures(data, shown)
     if data is not None and not pictures:
         notes.append("There are no pictures, because the data are rows of features.")
-    how = get_method(job.method).slices or "Its method does not say how samples get into slices."
+    how = (
+        get_method(owner.job.method).slices
+        or "Its method does not say how samples get into slices."
+    )
     members = samples[samples["slice"] != UNKNOWN].reset_index(drop=True)
     return SliceReport(
         record=record,
         analysis=found,
         samples=members,
         how=how,
+        owner=None if by is None else owner,
         again=again,
         no_accuracy=training if found.accuracy is None else "",
         pictures=pictures,
@@ -169,16 +182,13 @@ def leaf_names(record: Record) -> tuple[str, ...]:
 
 def _samples(record: Record, store: Store) -> pd.DataFrame:
     """Return a row for each sample that has a prediction or is in the stored partition."""
-    predictions, partition = store.predictions(record.run_id), store.partition(record.run_id)
-    if predictions is None or not record.done:
-        raise UsageError(f"{record.run_id} has no predictions: it is {record.status}")
+    predictions, partition = _predictions(record, store), store.partition(record.run_id)
     if "part" in predictions:  # of runs whose method assigns validation samples as well
         assigned = predictions["leaf"].where(predictions["leaf"] != UNKNOWN, predictions["part"])
     else:
         assigned = predictions["leaf"]
-    frame = predictions[["id", "split", "y", "group", "pred"]].astype({"split": str})
-    scores = predictions[[name for name in predictions if str(name).startswith("score_")]]
-    frame = frame.assign(slice=assigned, confidence=confidence(scores.to_numpy()))
+    named = ["id", "split", "y", "group", "pred", "confidence"]
+    frame = predictions[named].astype({"split": str}).assign(slice=assigned)
     # A record has no word on a partition where groups are not known: its samples tell the split.
     known = frame["id"].isin([] if partition is None else partition["id"])
     own = next(iter(frame["split"][known]), "train")
@@ -195,10 +205,34 @@ def _samples(record: Record, store: Store) -> pd.DataFrame:
         having = [name for name, method in load_methods().items() if method.slices]
         raise UsageError(
             f"{record.run_id} has no slices: its method finds no partition of the data",
-            f"give a run of {', '.join(having)}",
+            f"give a run of {', '.join(having)}; or, by the slices of one, --by THAT_RUN",
         )
     whole = ("id", "y", "group", "pred", "slice")
     return frame.astype(dict.fromkeys(whole, "int64"))
+
+
+def _of_other(record: Record, store: Store, owner: Record, its: Store) -> pd.DataFrame:
+    """Return the samples in the slices of another run, with the predictions of this one."""
+    if owner.job.fingerprint != record.job.fingerprint or owner.job.quick != record.job.quick:
+        raise UsageError(
+            f"{owner.run_id} has slices of other data than {record.run_id} predicts",
+            "give two runs on the same data",
+        )
+    samples, own = _samples(owner, its), _predictions(record, store).set_index("id")
+    same = own[["pred", "confidence"]].reindex(samples["id"])
+    pred = same["pred"].fillna(UNKNOWN).astype("int64").to_numpy()
+    return samples.assign(pred=pred, confidence=same["confidence"].to_numpy())
+
+
+def _predictions(record: Record, store: Store) -> pd.DataFrame:
+    """Return the stored predictions, with the confidence of each."""
+    predictions = store.predictions(record.run_id)
+    if predictions is None or not record.done:
+        raise UsageError(
+            f"{record.run_id} has no predictions: it is {record.status}", "give a finished run"
+        )
+    scores = predictions[[name for name in predictions if str(name).startswith("score_")]]
+    return predictions.assign(confidence=confidence(scores.to_numpy()))
 
 
 def confidence(scores: np.ndarray) -> np.ndarray:

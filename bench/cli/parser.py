@@ -240,6 +240,8 @@ def _slices(parser: ArgumentParser) -> None:
     splits = ("train", "val", "test")
     meaning = "rank slices on this one (default: val, where slices reach it)"
     parser.add_argument("--split", choices=splits, help=meaning)
+    meaning = "look at RUN's predictions in the slices of this other run on the same data"
+    parser.add_argument("--by", metavar="RUN", help=meaning)
     meaning = "only list the samples of a slice, by name or number or 'worst': files or ids, or CSV"
     parser.add_argument("--export", nargs=2, metavar=("SLICE", "FILE"), help=meaning)
     _paths(parser)
@@ -357,6 +359,7 @@ EXAMPLES = {
     "slices": (
         "slices nct-umnist-s0",
         "slices nct-umnist-s0 --out page --json | jq '.worst'",
+        "slices erm-umnist-s0 --by nct-umnist-s0",
         "slices nct-umnist-s0 --export worst samples.txt",
     ),
     "report": ("report --out report", "report --out report --published --seeds 5 --pdf"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from bench.cli.arguments import find_named_run
+from bench.api import find_run
+from bench.cli.arguments import find_named_run, store_to_read
 from bench.cli.output import log, print_json, print_table
 from bench.reporting.slices_html import gap, p_value, percent, slices_page
 from bench.slice_report import SPLIT_WORDS, SliceReport, slice_report
@@ -18,7 +19,11 @@ SHOWN = 12  # slices in the terminal
 def run(arguments: Namespace) -> None:
     """Write the page and the table, and print the worst slices; or list the samples of one."""
     found, title = find_named_run(arguments)
-    report = slice_report(found.record, found.store, arguments.data_root, arguments.split)
+    by = None
+    if arguments.by is not None:
+        other = find_run(arguments.by, store_to_read(arguments).root)
+        by = other.record, other.store
+    report = slice_report(found.record, found.store, arguments.data_root, arguments.split, by)
     if arguments.export is not None:
         name, file = arguments.export
         _export(report, name, Path(file))
@@ -56,7 +61,8 @@ def _print(report: SliceReport, title: str) -> None:
         )
     split = SPLIT_WORDS[found.split]
     columns = ("slice", split, "right", "than the rest", "by chance", "on test", "what it is")
-    print_table(f"{title}: slices, the worst first", columns, rows)
+    whose = f" of {report.owner.run_id}" if report.owner else ""
+    print_table(f"{title}: slices{whose}, the worst first", columns, rows)
     if len(found.slices) > SHOWN:
         log(f"and {len(found.slices) - SHOWN} more")
     if report.no_accuracy:

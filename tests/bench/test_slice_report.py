@@ -103,7 +103,33 @@ def test_a_split_without_slices_cannot_be_ranked_on(published: Any) -> None:
 def test_a_run_without_a_partition_names_those_that_have_one(published: Finder) -> None:
     with pytest.raises(UsageError, match="has no slices") as caught:
         published("erm-umnist-s0")
-    assert {"nct", "george"} <= set(caught.value.remedy.removeprefix("give a run of ").split(", "))
+    methods = caught.value.remedy.removeprefix("give a run of ").split(";")[0]
+    assert {"nct", "george"} <= set(methods.split(", "))
+
+
+def test_the_slices_of_another_run_on_the_same_data() -> None:
+    """ERM's predictions in NCT's leaves: the sizes are NCT's, the accuracy is ERM's."""
+    store = Store(published_folder())
+    erm, nct, other = (
+        store.record(store.find(name))
+        for name in ("erm-umnist-s0", "nct-umnist-s0", "nct-cmnist-s0")
+    )
+    assert erm is not None and nct is not None and other is not None
+    report = slice_report(erm, store, NOWHERE, by=(nct, store))
+    own = slice_report(nct, store, NOWHERE)
+    sizes = {one.name: one.sizes for one in own.analysis.slices}
+    assert {one.name: one.sizes for one in report.analysis.slices} == sizes
+    assert erm.val.avg is not None
+    assert report.analysis.accuracy == pytest.approx(erm.val.avg / 100)
+    predictions = store.predictions(erm.run_id)
+    assert predictions is not None
+    inside = predictions.set_index("id")
+    for one in report.analysis.slices:
+        members = report.members(one).query("split != 'train'")
+        assert (inside.loc[members["id"], "pred"].to_numpy() == members["pred"]).all()
+    assert f"in the slices of {nct.run_id}" in slices_page(report)
+    with pytest.raises(UsageError, match="of other data"):
+        slice_report(erm, store, NOWHERE, by=(other, store))
 
 
 def test_a_tree_on_disk_has_pictures(quick: dict[str, SliceReport]) -> None:
