@@ -131,7 +131,9 @@ class Grid:
     def to_json(self) -> dict[str, object]:
         """Return the content of `plan`, `status` and `run` with `--json`."""
         runs = [
-            run_row(job) | status_row(job.run_id, self.statuses[job.run_id], self.store)
+            run_row(job)
+            | {"preset": job.preset}
+            | status_row(job.run_id, self.statuses[job.run_id], self.store)
             for job in self.jobs
         ]
         content: dict[str, object] = {

@@ -57,8 +57,8 @@ def evaluate(data: LoadedData, split: str, logits: Tensor) -> Metrics:
         values["avg_train_weighted"] = weighted_average(by_group, train)
     if data.data_kind == "own" or split not in facts.group_splits:
         values |= groupless(logits, labels.y, by_class)
-    for name, groups in facts.extra_groupings.items():
-        own, _ = group_accuracy(pred, labels.y, labels.extra_groupings[name], len(groups))
+    for name, members in facts.extra_groupings.items():
+        own, _ = group_accuracy(pred, labels.y, labels.extra_groupings[name], len(members))
         values[f"wga_{name}"] = worst_group(own)
     if facts.metric == "auroc":
         values |= aurocs(facts, labels, margin_score(logits))

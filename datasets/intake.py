@@ -16,7 +16,7 @@ import shutil
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 from PIL import Image
 
-from datasets.base import SPLITS, Labels, label_digest
+from datasets.base import SPLITS, label_digest
 from datasets.dataset import NAME, RESERVED, Progress, silent
 from datasets.decode import decode_all
 from datasets.errors import BenchError, DataCorrupt, UsageError
@@ -39,6 +39,7 @@ from datasets.own import (
     Description,
     Form,
     feature_columns,
+    labels_of,
     rows_of,
 )
 
@@ -110,11 +111,27 @@ class Added:
 
 
 def add(
-    name: str, path: Path, root: Path, options: AddOptions, progress: Progress = silent
+    name: str,
+    path: Path,
+    root: Path,
+    options: AddOptions,
+    progress: Progress = silent,
+    check_network: Callable[[str, bool], None] = lambda name, rows: None,
 ) -> Added:
-    """Register a dataset; raise with one message, and leave nothing behind, if that cannot be."""
+    """Register a dataset; raise with one message, and leave nothing behind, if that cannot be.
+
+    Args:
+        name: by which it is known then.
+        path: where it lies.
+        root: the data root.
+        options: what else was said.
+        progress: called while images are read.
+        check_network: raises where there is no such network, or none for images or for rows.
+    """
     folder = _free_name(name, root)
     found = look(path)
+    if options.backbone:
+        check_network(options.backbone, found.form == "features")
     table, notes = _with_attribute(_checked(found.table, found.source), options)
     if found.ignored:
         notes.append(f"{found.ignored:,} files are no images by their ending and were passed over")
@@ -136,7 +153,8 @@ def add(
         group=numbers,
         split=table["split"].map({split: n for n, split in enumerate(SPLITS)}).astype("int64"),
     ).drop(columns=["label", "attribute"])
-    labels = _labels(table)
+    labels = {name: labels_of(table[table["split"] == n]) for n, name in enumerate(SPLITS)}
+    backbone, pretrained, resolution = _network(options, sizes)
     description = Description(
         name=name,
         source=str(found.source),
@@ -157,7 +175,9 @@ def add(
         drawn=drawn,
         skipped=tuple(skipped),
         length=found.length,
-        **_network(options, sizes),
+        backbone=backbone,
+        pretrained=pretrained,
+        resolution=resolution,
     )
     _write(folder, description, table)
     return Added(description, folder, notes)
@@ -194,7 +214,7 @@ def look(path: Path) -> Candidates:
             return _features(path, _read_npz(path))
         if path.suffix in (".csv", ".parquet"):
             table = _read_table(path)
-            rows = "x" in table or bool(feature_columns(list(table)))
+            rows = "x" in table or bool(feature_columns(list(map(str, table))))
             return _features(path, table) if rows else _table(path, table)
         raise UsageError(
             f"{path} is neither a folder nor a table",
@@ -348,7 +368,9 @@ def _features(path: Path, found: pd.DataFrame | dict[str, np.ndarray]) -> Candid
                 f"the rows of {path} are not all of one length, or not numbers: {error}",
                 "give every row the same number of numbers",
             ) from error
-        table = found.drop(columns=["x"] if "x" in found else feature_columns(list(found)))
+        table = found.drop(
+            columns=["x"] if "x" in found else feature_columns(list(map(str, found)))
+        )
     else:
         if "x" not in found or not ({"y", "label"} & set(found)):
             raise DataCorrupt(
@@ -421,7 +443,7 @@ def _checked(table: pd.DataFrame, source: Path) -> pd.DataFrame:
 
 def _with_attribute(table: pd.DataFrame, options: AddOptions) -> tuple[pd.DataFrame, list[str]]:
     """Add the column `attribute`, which forms groups with the label; missing where unknown."""
-    further = [name.removeprefix(META) for name in table if name.startswith(META)]
+    further = [n.removeprefix(META) for n in map(str, table) if n.startswith(META)]
     named = options.groups
     if absent := [name for name in named if name not in further]:
         raise UsageError(
@@ -437,8 +459,10 @@ def _with_attribute(table: pd.DataFrame, options: AddOptions) -> tuple[pd.DataFr
     if not named:
         return table.assign(attribute=pd.Series(pd.NA, table.index, "string")), notes
     columns = [_as_text(table[f"{META}{name}"]) for name in named]
-    joined = columns[0].str.cat(columns[1:], sep="_") if len(columns) > 1 else columns[0]
-    return table.assign(attribute=joined.replace("", pd.NA)), notes
+    joined = columns[0]
+    for more in columns[1:]:
+        joined = joined + "_" + more
+    return table.assign(attribute=joined.mask(joined == "")), notes
 
 
 def in_order(values: Iterable[str]) -> list[str]:
@@ -626,23 +650,17 @@ def _groups(
     names = tuple(value if nested else f"{label}_{value}" for label, value in ordered)
     number = {pair: place for place, pair in enumerate(ordered)}
     attribute = table["attribute"].fillna("")
-    own = [number.get(p, -1) for p in zip(table["label"], attribute, strict=True)]
-    return names, np.array(own, dtype=np.int64), group_splits
+    numbered = [number.get(p, -1) for p in zip(table["label"], attribute, strict=True)]
+    return names, np.array(numbered, dtype=np.int64), group_splits
 
 
-def _labels(table: pd.DataFrame) -> dict[str, Labels]:
-    found = {}
-    for number, name in enumerate(SPLITS):
-        part = table[table["split"] == number]
-        columns = (part[column].to_numpy("int64", copy=True) for column in ("id", "y", "group"))
-        found[name] = Labels(*(torch.from_numpy(column) for column in columns))
-    return found
+def _network(options: AddOptions, sizes: list[tuple[int, int]]) -> tuple[str, bool, int]:
+    """Return the network trained by default, whether it is pretrained, and its resolution.
 
-
-def _network(options: AddOptions, sizes: list[tuple[int, int]]) -> dict[str, object]:
-    """Return what is trained by default: a LeNet on small images, else ResNet-50, or as asked."""
+    As asked; else a LeNet on small images, ResNet-50 on others, and an MLP on rows.
+    """
     if not sizes:
-        return {"backbone": options.backbone or "mlp"}
+        return options.backbone or "mlp", False, 0
     side = sorted(min(size) for size in sizes)[len(sizes) // 2]
     backbone = options.backbone or ("lenet5" if side <= SMALL_IMAGES else "resnet50")
     lenet = backbone.startswith("lenet")
@@ -653,11 +671,7 @@ def _network(options: AddOptions, sizes: list[tuple[int, int]]) -> dict[str, obj
             "leave --resolution out, or choose another --backbone",
         )
     fitting = LENET_SIDE if lenet else min(PHOTO_SIDE, -(-side // 32) * 32)
-    return {
-        "backbone": backbone,
-        "pretrained": not lenet and not options.scratch,
-        "resolution": options.resolution or fitting,
-    }
+    return backbone, not lenet and not options.scratch, options.resolution or fitting
 
 
 def _write(folder: Path, description: Description, table: pd.DataFrame) -> None:

@@ -212,7 +212,8 @@ class Own(PhotoDataset):
     def table(self, folder: Path, config: OwnConfig) -> pd.DataFrame:
         """Read what a run needs of the samples; files by their whole path."""
         table = self.samples(folder)
-        table = table[[name for name in table if not name.startswith(META) and name != "content"]]
+        names = [name for name in map(str, table) if not name.startswith(META)]
+        table = table[[name for name in names if name != "content"]]
         if "file" in table:
             table["file"] = [os.path.join(self.description.source, file) for file in table["file"]]
         return table
@@ -222,9 +223,7 @@ class Own(PhotoDataset):
         table = self.table(folder, config)
         found = {}
         for number, name in enumerate(SPLITS):
-            part = table[table["split"] == number]
-            columns = (part[column].to_numpy("int64", copy=True) for column in ("id", "y", "group"))
-            found[name] = Labels(*(torch.from_numpy(column) for column in columns))
+            found[name] = labels_of(table[table["split"] == number])
         return found
 
     def images(
@@ -260,9 +259,18 @@ class Own(PhotoDataset):
     def metadata(self, folder: Path, config: OwnConfig) -> pd.DataFrame | None:
         """Return the further columns of the table that was registered, if it had any."""
         table = self.samples(folder)
-        columns = [name for name in table if name.startswith(META)]
+        columns = [name for name in map(str, table) if name.startswith(META)]
         named = {name: name.removeprefix(META) for name in columns}
         return table[["id", *columns]].rename(columns=named) if columns else None
+
+
+def labels_of(table: pd.DataFrame) -> Labels:
+    """Return id, class and group of every row of a table of samples."""
+    ids, y, groups = (
+        torch.from_numpy(table[column].to_numpy("int64", copy=True))
+        for column in ("id", "y", "group")
+    )
+    return Labels(ids, y, groups)
 
 
 def _in_memory(images: Images) -> Images:
@@ -279,7 +287,7 @@ def _in_memory(images: Images) -> Images:
 def _transforms(known: Description, resolution: int) -> tuple[Transform, Transform]:
     """Return how images are cut for training and evaluation; small ones are only shifted."""
     if known.length:
-        return RowTransform(known.length), RowTransform(known.length)
+        return RowTransform(length=known.length), RowTransform(length=known.length)
     if resolution > SMALL_SIDE:
         return photo_transforms(resolution)
     look = resolution, IMAGENET_MEAN, IMAGENET_STD
@@ -307,7 +315,7 @@ def rows_of(table: pd.DataFrame) -> np.ndarray:
     """Return the rows in a table: a column `x` of lists, or columns x0, x1, ... (x_0, x_1, ...)."""
     if "x" in table:
         return np.stack([np.asarray(row, dtype=np.float32) for row in table["x"]])
-    return table[feature_columns(list(table))].to_numpy(dtype=np.float32)
+    return table[feature_columns(list(map(str, table)))].to_numpy(dtype=np.float32)
 
 
 def feature_columns(columns: list[str]) -> list[str]:

@@ -255,7 +255,7 @@ def check_input(name: str, *, rows: bool, data: str) -> None:
         return
     kind = ("images", "rows of features")[rows]
     raise UsageError(
-        f"the backbone '{name}' does not take {kind}, which {data} has",
+        f"the backbone '{name}' does not take {kind}, and {data} has them",
         "--set backbone.name=mlp or linear"
         if rows
         else "use lenet4, lenet5 or a timm model name such as resnet18",

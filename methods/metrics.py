@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+CALIBRATION_BINS = 15
+
 
 def accuracy(pred: Tensor, y: Tensor) -> float:
     """Share of correct predictions, in percent."""
@@ -48,7 +50,7 @@ def pairwise_auroc(score: Tensor, y: Tensor, groups: Tensor, count: int) -> dict
     return pairs
 
 
-def calibration_error(probabilities: Tensor, y: Tensor, bins: int = 15) -> float:
+def calibration_error(probabilities: Tensor, y: Tensor, bins: int = CALIBRATION_BINS) -> float:
     """Expected calibration error between 0 and 1: how far confidence lies from accuracy.
 
     Samples are put into bins of equal width by their confidence, the probability of the predicted

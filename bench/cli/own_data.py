@@ -22,6 +22,7 @@ from datasets.files import DATA, atomic_file, storage_errors
 from datasets.intake import AddOptions, add, remove
 from datasets.own import Description, Own
 from datasets.pixels import spread
+from methods.backbones import check_backbone, check_input
 
 ON_A_SHEET, ACROSS, THUMBNAIL = 40, 10, 96  # pictures, pictures in a row, pixels
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -44,7 +45,8 @@ def run_add(arguments: Namespace) -> None:
         scratch=arguments.scratch,
     )
     with preparation_bar() as bar:
-        added = add(arguments.name, arguments.path, arguments.data_root, options, bar)
+        where = arguments.path, arguments.data_root
+        added = add(arguments.name, *where, options, bar, _check_network)
     if arguments.json:
         content = as_plain(added.description) | {"folder": str(added.folder), "notes": added.notes}
         print_json(content)
@@ -52,6 +54,11 @@ def run_add(arguments: Namespace) -> None:
     _print(added.description, added.notes)
     print(f"written to {added.folder}; no image was copied")
     log(f"next: python -m bench run --methods erm,nct --datasets {arguments.name} --seeds 1")
+
+
+def _check_network(name: str, rows: bool) -> None:
+    check_backbone(name)
+    check_input(name, rows=rows, data="this data")
 
 
 def run_remove(arguments: Namespace) -> None:

@@ -40,7 +40,7 @@ def rows_split(size: int, generator: torch.Generator) -> LabelledSplit:
 @pytest.fixture(scope="module")
 def row_data(toy_data: LoadedData) -> LoadedData:
     generator = torch.Generator().manual_seed(11)
-    transform = RowTransform(LENGTH)
+    transform = RowTransform(length=LENGTH)
     facts = replace(
         toy_data.facts,
         channels=LENGTH,
