@@ -29,6 +29,7 @@ LENETS = ("lenet4", "lenet5")
 ROW_NETWORKS = ("linear", "mlp")
 SMALL_NETWORKS = (*LENETS, *ROW_NETWORKS)  # without ImageNet weights, and fastest on one thread
 NO_SPREAD = 1e-12  # relative variance below which differences are rounding
+LENET_SIDE = 32  # of the images that the LeNets' last layers are made for
 HIDDEN = 128  # units of `mlp`
 CONVOLUTIONS = 6  # layers of a LeNet before what is different in the two
 WIDENED = 3  # of them, up to the second convolution
@@ -249,8 +250,13 @@ def check_backbone(name: str) -> None:
         )
 
 
-def check_input(name: str, *, rows: bool, data: str) -> None:
-    """Refuse a network for rows on images, and one for images on rows."""
+def check_input(name: str, *, rows: bool, data: str, resolution: int = LENET_SIDE) -> None:
+    """Refuse a network for rows on images, one for images on rows, and a LeNet on large images."""
+    if name in LENETS and not rows and resolution != LENET_SIDE:
+        raise UsageError(
+            f"{name} takes images of side {LENET_SIDE}, and those of {data} have {resolution}",
+            f"--resolution {LENET_SIDE}, or another --backbone",
+        )
     if rows == (name in ROW_NETWORKS):
         return
     kind = ("images", "rows of features")[rows]

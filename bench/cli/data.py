@@ -121,7 +121,7 @@ def _get(name: str, root: Path) -> Path:
     """Fetch, unless the dataset lies in any of the places where it is looked for."""
     dataset = load_datasets().get(name)
     found = dataset.locate(root) if dataset is not None else None
-    if found is not None and found.data_kind == "release":
+    if found is not None and found.data_kind in ("release", "own"):
         log(f"{name}: already there: {found.folder}")
         return found.folder
     return get(name, root, log)

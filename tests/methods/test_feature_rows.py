@@ -121,3 +121,5 @@ def test_a_network_is_refused_what_it_does_not_take() -> None:
         check_input("resnet18", rows=True, data="words")
     with pytest.raises(UsageError, match="'linear' does not take images"):
         check_input("linear", rows=False, data="cats")
+    with pytest.raises(UsageError, match="lenet5 takes images of side 32"):
+        check_input("lenet5", rows=False, data="cats", resolution=64)

@@ -450,12 +450,12 @@ def test_an_edited_description_is_read_and_checked(home: Path, cli: Cli) -> None
     cli("data", "add", "birds", "birds", *root)
     path = home / "data/own/birds/dataset.toml"
     said = path.read_text()
-    path.write_text(
-        said.replace('"0", "1"', '"land", "water"').replace("resolution = 32", "resolution = 48")
-    )
+    edited = said.replace('"0", "1"', '"land", "water"').replace('"lenet5"', '"lenet4"')
+    path.write_text(edited)
     planned = cli("plan", "--methods", "erm", "--datasets", "birds", "--seeds", "1", *root)
     assert planned.code == 0
-    assert "land" in cli("data", "show", "birds", *root).out
+    shown = cli("data", "show", "birds", *root).out
+    assert "land" in shown and "lenet4" in shown
     path.write_text(said.replace("train = 20", "train = 21"))
     refused = cli("data", "verify", "birds", *root)
     assert refused.code == 2 and "expected train size 21, found 20" in refused.err
