@@ -55,6 +55,7 @@ TOLERANCE = (
 )
 """How far a run may be from itself on another machine: at worst it is another draw of the seed."""
 NO_MATTER = ("python", "platform", "libraries")  # of an environment, or compared apart
+LATER_COLUMNS = ("part",)  # of predictions; runs of earlier versions were made without
 REPEATED = ["stage", "iteration", "phase", "epoch", "loss", "selection"]  # of a history: no times
 NO_IMAGES = MemoryImages(torch.empty(0, 1, 1, 1, dtype=torch.uint8))
 
@@ -552,6 +553,10 @@ def differences(one: Path, other: Path) -> list[str]:
             continue
         a, b = (
             pd.read_parquet(path, columns=REPEATED * (name == "history") or None) for path in paths
+        )
+        a, b = (
+            table.drop(columns=[c for c in LATER_COLUMNS if c in table and c not in other])
+            for table, other in ((a, b), (b, a))
         )
         if [*a.columns] != [*b.columns] or len(a) != len(b):
             found.append(f"{name} have other rows or columns")

@@ -147,6 +147,9 @@ def predict_splits(fitted: Fitted, data: LoadedData) -> tuple[pd.DataFrame, dict
             **{f"score_{c}": logits[:, c].half() for c in range(logits.shape[1])},
             "leaf": leaf,
         }
+        if fitted.val_partition is not None:  # where there is a partition of train besides
+            known = fitted.val_partition.cpu() if split == "val" else torch.full((len(leaf),), -1)
+            columns["part"] = known.to(torch.int16)
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True), metrics
 

@@ -324,6 +324,12 @@ def frozen_statistics(model: nn.Module) -> None:
 class Cnc(SingleNetworkMethod, Method):
     """Pull samples of a class together that a first model told apart."""
 
+    slices = (
+        "Slice 1 has the training samples that the first model took for another class, or put into "
+        "another class's cluster. Slice 0 is the rest; other samples are in none. That slice 1 is "
+        "hard is how it was made."
+    )
+
     def supervision(self, config: CncConfig) -> Supervision:
         """Return access to the validation groups, where the epoch is chosen by them."""
         return Supervision(val_groups=config.selection in WORST_GROUP_RULES)

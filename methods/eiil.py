@@ -148,6 +148,11 @@ def find_environments(task: Task, config: EiilConfig, ctx: Context) -> tuple[Ten
 class Eiil(SingleNetworkMethod, Method):
     """Infer environments from a reference model's mistakes, then be robust to them."""
 
+    slices = (
+        "A slice is one of two environments, into which training samples are put by how a first "
+        "model errs on them; other samples are in none."
+    )
+
     def version_of(self, config: EiilConfig) -> int:
         """Return 2 where pairs are adjusted to their sizes, else 1."""
         return version_of(config, self.version)

@@ -211,6 +211,11 @@ def worst_cluster(task: Task, clusters: Tensor, true_shares: bool) -> Selection:
 class George(SingleNetworkMethod, Method):
     """Take clusters of features for the unlabelled subclasses, and be robust to them."""
 
+    slices = (
+        "A slice is a cluster of one class in the features of a first model. Validation samples "
+        "are in the cluster of their class that fits them best; test samples are in none."
+    )
+
     def version_of(self, config: GeorgeConfig) -> int:
         """Return 2 where pairs are adjusted to their sizes, else 1."""
         return version_of(config, self.version)
@@ -230,7 +235,7 @@ class George(SingleNetworkMethod, Method):
         train, val = found.tensors["train"], found.tensors["val"]
         select = worst_cluster(task, val, config.true_shares)
         fitted = train_groupdro(task, train, config, ctx, "george", select=select)
-        fitted.partition = train
+        fitted.partition, fitted.val_partition = train, val
         sizes = {"sizes": train.bincount().tolist(), "val_sizes": val.bincount().tolist()}
         fitted.details["george"] = {**found.facts, **sizes}
         return fitted

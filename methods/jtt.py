@@ -141,6 +141,11 @@ def upsample_errors(count: int, wrong: Tensor, upweight: int) -> Sampler:
 class Jtt(SingleNetworkMethod, Method):
     """Train, then train again with the errors upweighted."""
 
+    slices = (
+        "Slice 1 is the error set: the training samples that a first model got wrong. Slice 0 is "
+        "the rest; other samples are in none. That slice 1 is hard is how it was made."
+    )
+
     def supervision(self, config: JttConfig) -> Supervision:
         """Return access to the validation groups, where the model is chosen by them."""
         return Supervision(val_groups=config.selection in WORST_GROUP_RULES)

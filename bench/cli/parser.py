@@ -257,6 +257,20 @@ def _test(parser: ArgumentParser) -> None:
     parser.add_argument("subject", metavar="METHOD|DATASET|FILE", help=meaning)
 
 
+def _slices(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a finished run whose method finds a partition")
+    meaning = "where page and table are written (default: ./slices/RUN)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=meaning)
+    splits = ("train", "val", "test")
+    meaning = "rank slices on this one (default: val, where slices reach it)"
+    parser.add_argument("--split", choices=splits, help=meaning)
+    meaning = "look at RUN's predictions in the slices of this other run on the same data"
+    parser.add_argument("--by", metavar="RUN", help=meaning)
+    meaning = "only list the samples of a slice, by name or number or 'worst': files or ids, or CSV"
+    parser.add_argument("--export", nargs=2, metavar=("SLICE", "FILE"), help=meaning)
+    _paths(parser)
+
+
 def _report(parser: ArgumentParser) -> None:
     _folder(parser, "--out", Path("report"), "where it is written")
     _results(parser, "whose runs are shown")
@@ -315,6 +329,7 @@ VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
     "show": ("one run in full", _show),
     "explain": ("route images through a trained tree", _explain),
     "predict": ("label images by a model that was kept", _predict),
+    "slices": ("which part of the data a run fails on", _slices),
     "report": ("measured numbers beside the paper's", _report),
     "check": ("whether stored runs are what their records say", _check),
     "publish": ("put checked runs among the published ones", _publish),
@@ -374,6 +389,12 @@ EXAMPLES = {
     ),
     "new": ("new method smooth", "new dataset birds --package --out ~/projects"),
     "test": ("test smooth.py", "test smooth"),
+    "slices": (
+        "slices nct-umnist-s0",
+        "slices nct-umnist-s0 --out page --json | jq '.worst'",
+        "slices erm-umnist-s0 --by nct-umnist-s0",
+        "slices nct-umnist-s0 --export worst samples.txt",
+    ),
     "report": ("report --out report", "report --out report --published --seeds 5 --pdf"),
     "check": (
         "check results",

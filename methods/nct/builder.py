@@ -396,6 +396,11 @@ class Nct(Method):
     """Grow a tree of easy and hard heads."""
 
     tree = True
+    slices = (
+        "A slice is a leaf of the tree. A training sample is in the leaf of its class that it was "
+        "trained in; every other sample is in the leaf that scores highest, whatever its class, "
+        "and is taken for that leaf's class."
+    )
 
     def supervision(self, config: NctConfig) -> Supervision:
         """Return no group access; leaves are visible."""
