@@ -278,7 +278,7 @@ def _with_training_predictions(
 
     Returns the samples, and what is to be said of it.
     """
-    from bench.api import load_model
+    from bench.models import load_model
     from methods.prediction import EvalImages, predict
 
     again = f"{record.provenance.command} --rerun always --keep-models"
