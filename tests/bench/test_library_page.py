@@ -26,7 +26,7 @@ def test_examples_run(
     assert (tmp_path / "digits.safetensors").is_file()
     said = capsys.readouterr().out
     assert "bootstrap over samples" in said and "seeds" in said
-    assert names["model"].score(names["images"], names["labels"]) > 0.7  # type: ignore[attr-defined]
+    assert names["model"].score(names["x"], names["y"]) > 0.7  # type: ignore[attr-defined]
 
 
 def test_fitting_on_arrays_takes_ten_lines() -> None:
