@@ -181,7 +181,7 @@ def test_the_report_compiles(tmp_path: Path, hostile_method: str, reference: Ref
         text=True,
         check=True,
     ).stdout
-    assert "Main results" in text and "Paired comparisons" in text
+    assert "Main results" in text and "Planned comparisons" in text
     assert r"\input{" in text and "<script>alert(1)" in text
     log = (out / "main.log").read_text(errors="replace")
     assert "undefined" not in log
