@@ -51,12 +51,12 @@ def expand_jobs(arguments: Namespace, *, need_data: bool = True) -> tuple[list[J
 
 def _network(arguments: Namespace) -> dict[str, str]:
     """Return what --backbone and --resolution stand for, in the words of --set."""
-    settings = {}
-    if arguments.backbone is not None:
-        settings["backbone.name"] = arguments.backbone
-    if arguments.resolution is not None:
+    backbone = getattr(arguments, "backbone", None)  # campaigns have neither
+    resolution = getattr(arguments, "resolution", None)
+    settings = {} if backbone is None else {"backbone.name": backbone}
+    if resolution is not None:
         names = parse_names(arguments.datasets, tuple(load_datasets()))
-        settings |= {f"{name}.resolution": str(arguments.resolution) for name in names}
+        settings |= {f"{name}.resolution": str(resolution) for name in names}
     return settings
 
 
