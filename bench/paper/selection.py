@@ -160,7 +160,7 @@ def _gain(own: Sequence[Choices], rule: str, other: str) -> float | None:
 def _sentence(
     what: str, found: Mapping[str, Mapping[str, list[Choices]]], rule: str, other: str
 ) -> tuple[str, ...]:
-    """Say for each dataset to which methods one rule gives least and most over another."""
+    """Return, for each dataset, to which methods one rule gives least and most over another."""
     parts = []
     for dataset, by_method in found.items():
         gains = [(_gain(own, rule, other), method) for method, own in by_method.items()]
@@ -172,7 +172,7 @@ def _sentence(
 
 
 def _remarks(found: Sequence[Choices]) -> tuple[str, ...]:
-    """Say what the numbers of these runs leave out."""
+    """Return what the numbers of these runs leave out."""
     trees = any(TreeRecord.of(c.run.record) is not None for c in found)
     thinned = [c for c in found if c.audited and c.audited < c.epochs]
     older = any(c.audited and "worst_class" not in c.values for c in found)
