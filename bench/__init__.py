@@ -5,12 +5,14 @@
     grid = bench.plan(methods="nct,jtt", datasets="cmnist", seeds=3)   # what would be run
     grid = bench.run(methods="erm", datasets="cmnist", seeds=1)        # run what is missing
     table = bench.load_results("published")                            # results as a DataFrame
+    model = bench.fit("nct", (images, labels), (val_images, val_labels))  # on arrays
     model = bench.load_model("nct-cmnist-s0")                          # a model that was kept
+    scores = bench.evaluate("predictions.csv", "cmnist")               # what was made elsewhere
+    gap = bench.compare("nct-cmnist", "erm-cmnist")                    # paired by seed
     page = bench.report("report", published=True)                      # tables, figures, one page
     found = bench.check("results", recompute=2)                        # are runs what they say?
 
-The functions are in `bench.api` and `bench.checking`; they are loaded when they are first used, so
-that importing `bench` takes no time.
+The functions are loaded when they are first used, so that importing `bench` takes no time.
 """
 
 from __future__ import annotations
@@ -24,12 +26,26 @@ from typing import TYPE_CHECKING
 from bench import numerics
 
 if TYPE_CHECKING:
-    from bench.api import load_model, load_results, plan, report, run, tune
+    from bench.api import load_results, plan, report, run, tune
     from bench.checking import check
+    from bench.library import fit
+    from bench.models import load_model
+    from bench.paired import compare
+    from bench.scoring import evaluate
 
 numerics.apply(os.environ.get(numerics.VARIABLE, numerics.CHOICES[0]))  # before torch is imported
 
-__all__ = ["check", "load_model", "load_results", "plan", "report", "run", "tune"]
+__all__ = ["check", "compare", "evaluate", "fit", "load_model", "load_results", "plan", "report"]
+__all__ += ["run", "tune"]
+
+ELSEWHERE = {
+    "check": "bench.checking",
+    "compare": "bench.paired",
+    "evaluate": "bench.scoring",
+    "fit": "bench.library",
+    "load_model": "bench.models",
+}
+"""The modules of the functions that are not in `bench.api`."""
 
 
 def __getattr__(name: str) -> object:
@@ -37,7 +53,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'bench' has no attribute '{name}'")
     check_datasets_package()
-    return getattr(import_module("bench.checking" if name == "check" else "bench.api"), name)
+    return getattr(import_module(ELSEWHERE.get(name, "bench.api")), name)
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,7 @@ from bench.job import (
     PUBLISHED_SEEDS,
     Job,
     Request,
+    Unsuited,
     expand,
     locate,
     parse_names,
@@ -32,20 +33,18 @@ from bench.launch.queue import submitted_runs
 from bench.record import Record, Status, Unreadable
 from bench.resources import PUBLISHED_TABLE, published_folder
 from bench.runner import RunOptions, run_job
-from bench.store import MODEL, RunStatus, Store
+from bench.store import RunStatus, Store
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import coerce
 from datasets.errors import BenchError, DataMissing, UsageError
-from datasets.fetch import Log, default_data_root, get_command
+from datasets.fetch import Log, default_data_root, get_command, use_data_root
 from datasets.files import Damaged, atomic_file
-from methods.base import Fitted, NetworkSpec, get_method, load_methods
+from methods.base import get_method, load_methods
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
 
     from bench.tuning.summary import Summary
-    from datasets.base import Facts
 
 Names = str | Sequence[str]
 Seeds = int | str | Sequence[int]
@@ -77,6 +76,16 @@ class Skipped:
 
     def __str__(self) -> str:
         return f"{self.what}: {self.name}; to get it: {self.command}"
+
+
+@dataclass(frozen=True)
+class LeftOut(Skipped):
+    """A method that `all` included but that cannot run on a dataset; `what` is the reason."""
+
+    method: str = ""
+
+    def __str__(self) -> str:
+        return f"left out: {self.method} on {self.name}: {self.what}; {self.command}"
 
 
 @dataclass(frozen=True)
@@ -120,14 +129,25 @@ class Grid:
     def to_json(self) -> dict[str, object]:
         """Return the content of `plan`, `status` and `run` with `--json`."""
         runs = [
-            run_row(job) | status_row(job.run_id, self.statuses[job.run_id], self.store)
+            run_row(job)
+            | {"preset": job.preset}
+            | status_row(job.run_id, self.statuses[job.run_id], self.store)
             for job in self.jobs
         ]
         content: dict[str, object] = {
             "total": len(self.jobs),
             **self.counts(),
             "runs": runs,
-            "skipped_datasets": [{"name": s.name, "command": s.command} for s in self.skipped],
+            "skipped_datasets": [
+                {"name": s.name, "command": s.command}
+                for s in self.skipped
+                if not isinstance(s, LeftOut)
+            ],
+            "left_out": [
+                {"method": s.method, "dataset": s.name, "reason": s.what, "remedy": s.command}
+                for s in self.skipped
+                if isinstance(s, LeftOut)
+            ],
         }
         if self.expected is not None:
             for row, job in zip(runs, self.jobs, strict=True):
@@ -204,6 +224,7 @@ def make_request(
         seeds: a count (5 is 0..4), or the seeds themselves as a list or as text (`3,7`).
         wanted: see `Wanted`.
     """
+    use_data_root(_data_root(wanted.get("data_root")))
     named = parse_names(_joined(methods), tuple(load_methods()))
     on = parse_names(_joined(datasets), tuple(load_datasets()))
     return Request(
@@ -215,6 +236,7 @@ def make_request(
         overrides=_overrides(wanted.get("settings")),
         quick=wanted.get("quick", False),
         presets=Path(wanted.get("results", "results")) / "presets",
+        all_methods="all" in parse_names(_joined(methods), ("all",)),
     )
 
 
@@ -253,17 +275,19 @@ def expand_on_disk(
     `need_data`, what is missing is only listed.
     """
     found = locate(request)
-    jobs = expand(request, found)
+    unsuited: list[Unsuited] = []
+    jobs = expand(request, found, unsuited)
+    left_out = [LeftOut(own.dataset, own.remedy, own.reason, own.method) for own in unsuited]
     root = request.data_root
     missing = [name for name in request.datasets if found[name] is None]
     if need_data:
         missing = _after_fetching(missing, root, explicit, log)
-    skipped = [Skipped(name, get_command(name, root)) for name in missing]
+    skipped = [*left_out, *(Skipped(name, get_command(name, root)) for name in missing)]
     if not need_data:
         return jobs, skipped
-    if skipped and explicit:
+    if missing and explicit:
         looked = f"not on disk: {', '.join(missing)} (looked in {root})"
-        raise DataMissing(looked, _commands(skipped))
+        raise DataMissing(looked, _commands(skipped[len(left_out) :]))
     jobs = [job for job in jobs if job.dataset not in missing]
     for name in dict.fromkeys(job.dataset for job in jobs):
         try:
@@ -274,6 +298,8 @@ def expand_on_disk(
             jobs = [job for job in jobs if job.dataset != name]
             command = get_command("weights", root)
             skipped.append(Skipped(name, command, "ImageNet weights not on disk for"))
+    if not jobs and left_out:
+        raise UsageError("there is nothing to run: no method suits the data", left_out[0].command)
     if not jobs:
         raise DataMissing("there is nothing to run: no dataset is on disk", _commands(skipped))
     return jobs, skipped
@@ -654,59 +680,6 @@ def _readable(run_id: str, store: Store) -> Record:
     if isinstance(found, Unreadable):
         raise Damaged(f"{found.path.parent} cannot be read: {found.reason}", found.remedy)
     return found
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model that was kept, with the constants of its dataset: class names, transforms.
-
-    `fitted` scores classes of transformed images; its `leaf` names latent groups where it can.
-    """
-
-    record: Record
-    fitted: Fitted
-    facts: Facts
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Score the classes of raw images, N x C x H x W bytes as the dataset has them."""
-        import torch
-
-        from datasets.images import MemoryImages
-        from methods.prediction import EvalImages, predict
-
-        ready = EvalImages(MemoryImages(images), self.facts.eval_transform)
-        with torch.no_grad():
-            return predict(self.fitted.logits, ready)
-
-    def predict(self, images: Tensor) -> list[str]:
-        """Return the class name of each raw image."""
-        return [self.facts.classes[int(c)] for c in self.logits(images).argmax(dim=1)]
-
-
-def load_model(run: str, results: Path | str = "results") -> LoadedModel:
-    """Load the model of a run that was made with `keep_models`, by its id or an end of that."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    store = Store(Path(results))
-    run_id = store.find(run)
-    record, path = _readable(run_id, store), store.runs / run_id / MODEL
-    command = f"{record.provenance.command} --rerun always --keep-models"
-    if not path.is_file():
-        raise DataMissing(f"{run_id} was run without keeping its model", command)
-    try:
-        if MODEL in record.files:
-            record.files[MODEL].check(path)
-        weights = load_file(path)
-    except (Damaged, SafetensorError) as error:
-        raise Damaged(f"the model of {run_id} cannot be read: {error}", command) from error
-    job = record.job
-    facts = get_dataset(job.dataset).facts(job.dataset_config())
-    # The kept weights are complete: ImageNet's are not needed again.
-    backbone = replace(job.backbone(), pretrained=False, weights=None)
-    spec = NetworkSpec(backbone, facts.channels, facts.codes or facts.classes)
-    fitted = get_method(job.method).load_fitted(spec, job.method_config(), weights)
-    return LoadedModel(record, fitted, facts)
 
 
 def write_results_table(store: Store) -> Path:

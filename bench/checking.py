@@ -29,11 +29,11 @@ from torch.nn.functional import one_hot
 
 from bench.context import stage_address
 from bench.evaluation import aurocs, evaluate, partition_quality
-from bench.job import DEFAULT_PRESET, NO_DATA, Job, Request, expand, identity_changes
+from bench.job import DEFAULT_PRESET, KIND_PREFIX, NO_DATA, Job, Request, expand, identity_changes
 from bench.provenance import Provenance, plugin_info
 from bench.record import Metrics, Record, read_record, to_plain
 from bench.store import Store
-from datasets.base import Facts, LabelledSplit, Labels, LoadedData, label_digest
+from datasets.base import DataKind, Facts, LabelledSplit, Labels, LoadedData, label_digest
 from datasets.catalogue import get_dataset
 from datasets.config import Values
 from datasets.dataset import QUICK_SIZES, quick_subset
@@ -42,7 +42,7 @@ from datasets.fetch import Log, default_data_root
 from datasets.files import Damaged, digest, to_json
 from datasets.images import MemoryImages
 from methods.base import get_method
-from methods.metrics import margin_score
+from methods.metrics import CALIBRATION_BINS, auroc, calibration_error, margin_score
 from methods.presets import PRESETS
 
 ROUNDING = 1e-9
@@ -55,6 +55,7 @@ TOLERANCE = (
 )
 """How far a run may be from itself on another machine: at worst it is another draw of the seed."""
 NO_MATTER = ("python", "platform", "libraries")  # of an environment, or compared apart
+LATER_COLUMNS = ("part",)  # of predictions; runs of earlier versions were made without
 REPEATED = ["stage", "iteration", "phase", "epoch", "loss", "selection"]  # of a history: no times
 NO_IMAGES = MemoryImages(torch.empty(0, 1, 1, 1, dtype=torch.uint8))
 
@@ -240,7 +241,7 @@ class Checker:
             self.notes["training group counts are not known: avg_train_weighted not computed"] += 1
         yield from table.problems(truth, pinned=not (job.quick or job.standin))
         for split in ("val", "test"):
-            low, high = table.metrics(split, truth.train_groups)
+            low, high = table.metrics(split, truth.train_groups, record.job.data_kind)
             for problem in _wrong_metrics(record, split, low, high):
                 yield f"metrics.{split}.{problem}"
         if record.partition is not None:
@@ -289,7 +290,7 @@ class Checker:
     def _preset(self, record: Record, folder: Path) -> Iterator[str]:
         """Compare the identity with that of the preset under the run's overrides."""
         job = record.job
-        if job.preset not in (*PRESETS, DEFAULT_PRESET):
+        if job.preset.removeprefix(KIND_PREFIX) not in (*PRESETS, DEFAULT_PRESET):
             yield f"there is no preset '{job.preset}'"
             return
         truth = self._truth(job.dataset, job.dataset_config(), job.fingerprint, job.quick)
@@ -389,26 +390,46 @@ class Predictions:
         if wrong := int((chosen < self.scores.max(axis=1)).sum()):
             yield f"{wrong} of its predicted classes are not those with the highest score"
 
-    def metrics(self, split: str, train_groups: Tensor | None) -> tuple[Metrics, Metrics]:
+    def metrics(
+        self, split: str, train_groups: Tensor | None, data_kind: DataKind = "release"
+    ) -> tuple[Metrics, Metrics]:
         """Return the lowest and highest metrics that the stored predictions allow."""
         labels, own = self.labels(split), (self.table["split"] == split).to_numpy()
         known = train_groups if train_groups is not None else labels.groups
         train = Labels(torch.empty(0), torch.empty(0), known)
         parts = {"train": LabelledSplit(train, NO_IMAGES), split: LabelledSplit(labels, NO_IMAGES)}
         pred = one_hot(_tensor(self.table["pred"][own]), len(self.facts.classes)).double()
-        found = evaluate(LoadedData(self.facts, parts), split, pred)
+        found = evaluate(LoadedData(self.facts, parts, data_kind), split, pred)
         values = dict(found.values)
         if train_groups is None:
-            del values["avg_train_weighted"]
+            values.pop("avg_train_weighted", None)
         bounds = [values, values]
-        if self.facts.metric == "auroc":
-            scores = torch.from_numpy(self.scores[own])
-            error = HALF_ERROR * scores.abs().sum(dim=1) + 2 * SMALLEST_HALF
+        scores = torch.from_numpy(self.scores[own])
+        error = HALF_ERROR * scores.abs().sum(dim=1) + 2 * SMALLEST_HALF
+        if "auroc" in values:
             upwards = torch.where(labels.y == 1, error, -error)
             both = (margin_score(scores) - upwards, margin_score(scores) + upwards)
-            bounds = [values | _defined(aurocs(self.facts, labels, score)) for score in both]
+            if self.facts.metric == "auroc":
+                bounds = [values | _defined(aurocs(self.facts, labels, score)) for score in both]
+            else:
+                bounds = [values | _defined({"auroc": auroc(s, labels.y)}) for s in both]
+        if "ece" in values:
+            least, most = calibration_bounds(scores.softmax(dim=1), labels.y, error)
+            bounds = [bounds[0] | {"ece": least}, bounds[1] | {"ece": most}]
         low, high = (Metrics(one, found.group_accuracy, found.group_count) for one in bounds)
         return low, high
+
+
+def calibration_bounds(probabilities: Tensor, y: Tensor, error: Tensor) -> tuple[float, float]:
+    """Return the lowest and highest calibration error, each sample's logits being off by `error`.
+
+    A confidence is off by no more than that, and a sample that this may put into the next bin
+    changes the gaps of two bins by up to 1 each.
+    """
+    found, edges = calibration_error(probabilities, y), probabilities.amax(dim=1) * CALIBRATION_BINS
+    moved = (edges - edges.round()).abs() <= error * CALIBRATION_BINS
+    slack = float(error.mean() + 2 * moved.double().mean())
+    return found - slack, found + slack
 
 
 def _paired(own: Labels, right: Labels) -> dict[str, tuple[Tensor, Tensor]]:
@@ -436,7 +457,8 @@ def _digest(table: pd.DataFrame, columns: Sequence[str]) -> str:
 
 def _request(job: Job, data_root: Path, folder: Path) -> Request:
     """Return what has to be asked for to get a stored job today; presets lie beside its store."""
-    preset = PRESETS[0] if job.preset == DEFAULT_PRESET else job.preset
+    known = job.preset.removeprefix(KIND_PREFIX)
+    preset = PRESETS[0] if job.preset == DEFAULT_PRESET else known
     named = (job.method,), (job.dataset,), (job.seed,)
     presets = folder.parents[1] / "presets"
     return Request(*named, data_root, preset, job.overrides, job.quick, presets)
@@ -531,6 +553,10 @@ def differences(one: Path, other: Path) -> list[str]:
             continue
         a, b = (
             pd.read_parquet(path, columns=REPEATED * (name == "history") or None) for path in paths
+        )
+        a, b = (
+            table.drop(columns=[c for c in LATER_COLUMNS if c in table and c not in other])
+            for table, other in ((a, b), (b, a))
         )
         if [*a.columns] != [*b.columns] or len(a) != len(b):
             found.append(f"{name} have other rows or columns")

@@ -25,6 +25,7 @@ from methods.base import Fitted, Supervision
 from methods.metrics import (
     accuracy,
     auroc,
+    calibration_error,
     class_scores,
     group_accuracy,
     margin_score,
@@ -40,23 +41,39 @@ Scores = Callable[[Tensor], Tensor]
 def evaluate(data: LoadedData, split: str, logits: Tensor) -> Metrics:
     """Compute every metric of a split; accuracies in percent, AUROCs between 0 and 1."""
     facts, labels = data.facts, data.splits[split].labels
+    names, groups = data.grouping(split)
     pred = logits.argmax(dim=1)
-    by_group, sizes = group_accuracy(pred, labels.y, labels.groups, len(facts.groups))
+    by_group, sizes = group_accuracy(pred, labels.y, groups, len(names))
     by_class, _ = group_accuracy(pred, labels.y, labels.y, len(facts.classes))
     values = {
         "wga": worst_group(by_group),
         "avg": accuracy(pred, labels.y),
         "worst_class": worst_group(by_class),
-        "avg_train_weighted": weighted_average(by_group, data.splits["train"].labels.groups),
     }
-    for name, groups in facts.extra_groupings.items():
-        own, _ = group_accuracy(pred, labels.y, labels.extra_groupings[name], len(groups))
+    if split not in facts.group_splits:
+        del values["wga"]
+    elif "train" in facts.group_splits:
+        train = data.splits["train"].labels.groups
+        values["avg_train_weighted"] = weighted_average(by_group, train)
+    if data.data_kind == "own" or split not in facts.group_splits:
+        values |= groupless(logits, labels.y, by_class)
+    for name, members in facts.extra_groupings.items():
+        own, _ = group_accuracy(pred, labels.y, labels.extra_groupings[name], len(members))
         values[f"wga_{name}"] = worst_group(own)
     if facts.metric == "auroc":
         values |= aurocs(facts, labels, margin_score(logits))
-    accuracies = {n: _defined(v) for n, v in zip(facts.groups, by_group.tolist(), strict=True)}
-    counts = dict(zip(facts.groups, (int(size) for size in sizes.tolist()), strict=True))
+    accuracies = {n: _defined(v) for n, v in zip(names, by_group.tolist(), strict=True)}
+    counts = dict(zip(names, (int(size) for size in sizes.tolist()), strict=True))
     return Metrics({n: _defined(v) for n, v in values.items()}, accuracies, counts)
+
+
+def groupless(logits: Tensor, y: Tensor, by_class: Tensor) -> dict[str, float]:
+    """Compute what can be said of a model without groups: balance, calibration, ranking."""
+    values = {
+        "balanced": float(by_class.nanmean()),
+        "ece": calibration_error(logits.softmax(dim=1), y),
+    }
+    return values | ({"auroc": auroc(margin_score(logits), y)} if logits.shape[1] == 2 else {})
 
 
 def _defined(value: float) -> float | None:
@@ -130,12 +147,17 @@ def predict_splits(fitted: Fitted, data: LoadedData) -> tuple[pd.DataFrame, dict
             **{f"score_{c}": logits[:, c].half() for c in range(logits.shape[1])},
             "leaf": leaf,
         }
+        if fitted.val_partition is not None:  # where there is a partition of train besides
+            known = fitted.val_partition.cpu() if split == "val" else torch.full((len(leaf),), -1)
+            columns["part"] = known.to(torch.int16)
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True), metrics
 
 
-def describe_partition(fitted: Fitted, data: LoadedData) -> tuple[PartitionQuality, pd.DataFrame]:
-    """Compare an inferred partition of a split with the groups there, and tabulate it."""
+def describe_partition(
+    fitted: Fitted, data: LoadedData
+) -> tuple[PartitionQuality | None, pd.DataFrame]:
+    """Compare an inferred partition of a split with the groups there, if known; tabulate it."""
     assert fitted.partition is not None
     partition, split = fitted.partition.cpu(), fitted.partition_split
     labels, facts = data.splits[split].labels, data.facts
@@ -147,6 +169,8 @@ def describe_partition(fitted: Fitted, data: LoadedData) -> tuple[PartitionQuali
         "part": partition.to(torch.int16),
     }
     table = pd.DataFrame(columns).sort_values("id", ignore_index=True)
+    if split not in facts.group_splits:
+        return None, table
     return partition_quality(partition, labels.groups, named, split), table
 
 
@@ -222,7 +246,7 @@ def _leaf_logits(snapshot: Fitted, test: EvalImages) -> Tensor:
 
 
 def _describe_leaves(snapshot: Fitted, data: LoadedData, leaf_logits: Tensor) -> dict[str, object]:
-    facts, labels = data.facts, data.splits["test"].labels
+    facts = data.facts
     names, count = list(snapshot.leaf_names()), leaf_logits.shape[1]
     leaf = leaf_logits.argmax(dim=1)
     top = leaf_logits.topk(2, dim=1).values
@@ -232,7 +256,7 @@ def _describe_leaves(snapshot: Fitted, data: LoadedData, leaf_logits: Tensor) ->
         "test": evaluate(data, "test", scores).to_json(),
         **_moments("logit", [leaf_logits[:, j] for j in range(count)]),
         **_moments("margin", [(top[:, 0] - top[:, 1])[leaf == j] for j in range(count)]),
-        "capture": capture(leaf, labels, facts.groups, names),
+        "capture": capture(leaf, *data.grouping("test"), names),
     }
 
 
@@ -245,9 +269,10 @@ def describe_claims(
     of several levels would predict by going from its root to the better child of each node: metrics
     of the class alone, and the percentage of samples that end in the leaf which is best of all.
     """
-    facts, labels = data.facts, data.splits["test"].labels
-    means = [leaf_logits[labels.groups == g].double().mean(dim=0) for g in range(len(facts.groups))]
-    by_group = {n: list(map(_finite, m.tolist())) for n, m in zip(facts.groups, means, strict=True)}
+    facts = data.facts
+    names, groups = data.grouping("test")
+    means = [leaf_logits[groups == g].double().mean(dim=0) for g in range(len(names))]
+    by_group = {n: list(map(_finite, m.tolist())) for n, m in zip(names, means, strict=True)}
     found: dict[str, object] = {"group_logits": by_group}
     if snapshot.level_logits(next(iter(test))[:1]) is not None:
         nodes = predict(cast(Scores, snapshot.level_logits), test)
@@ -289,11 +314,11 @@ def _moments(name: str, samples: Sequence[Tensor]) -> dict[str, list[float | Non
 
 
 def capture(
-    leaf: Tensor, labels: Labels, groups: Sequence[str], names: Sequence[str]
+    leaf: Tensor, groups: Sequence[str], labels: Tensor, names: Sequence[str]
 ) -> dict[str, dict[str, float]]:
     """Return the percentage of each group that lands in each leaf; zeros are left out."""
     table = torch.zeros(len(groups), len(names), dtype=torch.float64)
-    table.index_put_((labels.groups, leaf), torch.ones(len(leaf), dtype=torch.float64), True)
+    table.index_put_((labels, leaf), torch.ones(len(leaf), dtype=torch.float64), True)
     shares = 100 * table / table.sum(dim=1, keepdim=True)
     return {
         group: {names[j]: float(shares[g, j]) for j in range(len(names)) if shares[g, j] > 0}
@@ -307,8 +332,9 @@ def makeup(
     """Count the training samples of each group that routing put into each leaf."""
     if partition is None:
         return {}
-    groups, count = data.facts.groups, len(data.facts.groups)
-    cells = partition * count + data.splits["train"].labels.groups
+    groups, labels = data.grouping("train")
+    count = len(groups)
+    cells = partition * count + labels
     table = torch.bincount(cells, minlength=len(names) * count).view(len(names), -1)
     return {
         name: {group: int(table[j, g]) for g, group in enumerate(groups) if table[j, g] > 0}

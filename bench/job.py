@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets.base import SPLITS, BackboneSpec, DataKind
+from datasets.base import SPLITS, BackboneSpec, DataKind, Facts
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import (
     Values,
@@ -32,9 +32,9 @@ from datasets.errors import DataMissing, UsageError, did_you_mean
 from datasets.fetch import get_command
 from datasets.files import digest
 from datasets.weights_source import FETCHED_BACKBONES, find_weights
-from methods.backbones import LENETS, check_backbone
+from methods.backbones import LENETS, SMALL_NETWORKS, check_backbone, check_input
 from methods.base import Method, Supervision, get_method, load_methods
-from methods.presets import has_preset, preset_values
+from methods.presets import KINDS, has_preset, preset_values
 
 NO_DATA = Path(os.devnull)  # a data root under which nothing is found: real data is meant
 PUBLISHED_SEEDS = tuple(range(10))  # the paper's five, and as many more for statistics
@@ -42,7 +42,8 @@ FIRST_DEVELOPMENT_SEED = 100
 SEED_DIGITS = 18  # so that tables keep every seed in 64 bits
 MOST_SEEDS = 10_000  # more are a mistake, such as a seed that was meant as one of a list
 DEFAULT_PRESET = "default"
-"""The preset of a method that has none for a dataset: the defaults of its config."""
+"""The preset of a method that has none for a dataset or its kind: the defaults of its config."""
+KIND_PREFIX = "kind-"  # of the recorded name of a preset that is for a kind of data
 
 # Names in record.json, where they differ from those of the fields.
 STORED_NAMES = {"version": "method_version", "fingerprint": "data_fingerprint"}
@@ -130,7 +131,7 @@ class Job:
         parts = ["python -m bench run", f"--methods {self.method}", f"--datasets {self.dataset}"]
         parts.append(f"--seeds {self.seed},")
         if self.preset not in ("paper", DEFAULT_PRESET):
-            parts.append(f"--preset {self.preset}")
+            parts.append(f"--preset {self.preset.removeprefix(KIND_PREFIX)}")
         if self.overrides:
             settings = (shlex.quote(f"{k}={v}") for k, v in self.overrides.items())
             parts.append("--set " + " ".join(settings))
@@ -155,7 +156,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; `presets` is where the user's tuned presets are, if anywhere."""
+    """What the user asked for.
+
+    Attributes:
+        presets: where the user's tuned presets are, if anywhere.
+        all_methods: whether methods were asked for by `all`, of which those that cannot run on a
+            dataset are left out; one that was named is an error instead.
+    """
 
     methods: tuple[str, ...]
     datasets: tuple[str, ...]
@@ -165,6 +172,17 @@ class Request:
     overrides: Mapping[str, str] = field(default_factory=dict)
     quick: bool = False
     presets: Path | None = None
+    all_methods: bool = False
+
+
+@dataclass(frozen=True)
+class Unsuited:
+    """A method that cannot run on a dataset, as it is configured."""
+
+    method: str
+    dataset: str
+    reason: str
+    remedy: str
 
 
 def locate(request: Request) -> dict[str, OnDisk | None]:
@@ -172,10 +190,17 @@ def locate(request: Request) -> dict[str, OnDisk | None]:
     return {name: get_dataset(name).locate(request.data_root) for name in request.datasets}
 
 
-def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -> list[Job]:
+def expand(
+    request: Request,
+    found: Mapping[str, OnDisk | None] | None = None,
+    left_out: list[Unsuited] | None = None,
+) -> list[Job]:
     """Resolve every configuration; any wrong name or value is an error here, before any work.
 
-    `found` says where the datasets lie, if that is known already.
+    Args:
+        request: what is asked for.
+        found: where the datasets lie, if that is known already.
+        left_out: is filled with the methods that cannot run on a dataset.
     """
     found = locate(request) if found is None else found
     methods = [get_method(name) for name in request.methods]
@@ -186,21 +211,31 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
         settings = build_config(dataset.config_type, by_owner.get(name, {}), name)
         facts = dataset.info_on_disk(settings, place)
         root = request.data_root
-        backbone = resolve_backbone(facts.backbone, by_owner.get("backbone", {}), root)
+        usually = facts.backbone, facts.pretrained
+        backbone = resolve_backbone(*usually, by_owner.get("backbone", {}), root)
         shared = {name: as_plain(settings), "backbone": backbone}
-        preset_backbone = resolve_backbone(facts.backbone, {}, root)
+        side = facts.eval_transform.resolution
+        check_input(str(backbone["name"]), rows=facts.rows, data=name, resolution=side)
+        preset_backbone = resolve_backbone(*usually, {}, root)
         usual = {name: as_plain(dataset.config_type()), "backbone": preset_backbone}
         kind = "release" if place is None else place.data_kind
         for method in methods:
-            config = _method_config(method, name, request, by_owner, kind)
+            own_kind = kind_of(facts, backbone) if kind == "own" else ""
+            asked, recorded = preset_names(method, name, request.preset, own_kind)
+            config = _method_config(method, name, request, by_owner, kind, asked)
+            if (unsuited := why_unsuited(method, config, facts)) is not None:
+                if not request.all_methods:
+                    raise UsageError(unsuited.reason, unsuited.remedy)
+                if left_out is not None:
+                    left_out.append(unsuited)
+                continue
             values = as_plain(config)
-            preset = as_plain(_method_config(method, name, request, {}, kind))
+            preset = as_plain(_method_config(method, name, request, {}, kind, asked))
             changed = identity_changes(
                 {**shared, method.name: values}, {**usual, method.name: preset}
             )
             outside = {"method": method.distribution, "dataset": dataset.distribution}
             plugin = {what: known for what, known in outside.items() if known is not None}
-            own_preset = request.preset != "paper" or has_preset(method, name)
             first = Job(
                 method=method.name,
                 version=method.version_of(config),
@@ -210,7 +245,7 @@ def expand(request: Request, found: Mapping[str, OnDisk | None] | None = None) -
                 fingerprint=facts.fingerprint(),
                 standin=kind == "standin",
                 quick=request.quick,
-                preset=request.preset if own_preset else DEFAULT_PRESET,
+                preset=recorded,
                 config=RunConfig(values, as_plain(settings), backbone),
                 seed=0,
                 identity={},
@@ -233,28 +268,78 @@ def _method_config(
     request: Request,
     overrides: Mapping[str, Mapping[str, str]],
     kind: DataKind,
+    asked: str,
 ) -> Any:
     """Build a method's configuration: defaults, then the preset, then the user's overrides."""
     folder, quick = request.presets, request.quick
-    preset = preset_values(
-        method, dataset, request.preset, folder=folder, quick=quick, data_kind=kind
-    )
+    preset = preset_values(method, dataset, asked, folder=folder, quick=quick, data_kind=kind)
     values = with_overrides(preset, overrides.get(method.name, {}))
     config = build_config(method.config_type, values, method.name)
     return config.quick() if quick and hasattr(config, "quick") else config
 
 
-def resolve_backbone(default: str, overrides: Mapping[str, str], root: Path) -> dict[str, object]:
+def preset_names(method: Method, dataset: str, asked: str, own_kind: str) -> tuple[str, str]:
+    """Return which preset's values a run takes, and the name under which that is recorded.
+
+    A user's own data has no presets: there `paper` is the one for its kind.
+    """
+    if asked == "paper" and not has_preset(method, dataset):
+        if not own_kind or not has_preset(method, dataset, own_kind):
+            return asked, DEFAULT_PRESET
+        asked = own_kind
+    return asked, f"{KIND_PREFIX}{asked}" if asked in KINDS else asked
+
+
+def kind_of(facts: Facts, backbone: Values) -> str:
+    """Return the kind of data and network by which a preset is chosen for a user's own data."""
+    if facts.rows:
+        return "features"
+    if backbone["name"] in LENETS:
+        return "digits"
+    return "pretrained" if backbone["pretrained"] else "scratch"
+
+
+def why_unsuited(method: Method, config: Any, facts: Facts) -> Unsuited | None:
+    """Return why a method cannot run on a dataset, if it cannot."""
+    tier = method.supervision(config)
+    needs = [s for s, needed in (("train", tier.train_groups), ("val", tier.val_groups)) if needed]
+    if hidden := [split for split in needs if split not in facts.group_splits]:
+        free = replace(config, selection="val_avg") if hasattr(config, "selection") else config
+        instead = method.supervision(free)
+        can = all(split in facts.group_splits for split in ("train",) if instead.train_groups)
+        can = can and not instead.val_groups
+        return Unsuited(
+            method.name,
+            facts.name,
+            f"{method.name} needs group labels of {' and '.join(hidden)}, which {facts.name} does "
+            "not have",
+            f"--set {method.name}.selection=val_avg chooses its epoch without them"
+            if can
+            else "register the data with --groups COLUMN, or leave the method out",
+        )
+    if facts.rows and not method.takes_rows:
+        return Unsuited(
+            method.name,
+            facts.name,
+            f"{method.name} works on images, and {facts.name} has rows of features",
+            "leave the method out",
+        )
+    return None
+
+
+def resolve_backbone(
+    default: str, pretrained: bool, overrides: Mapping[str, str], root: Path
+) -> dict[str, object]:
     """Describe the network; ImageNet weights are known by their digest, not by their path."""
-    asked = build_config(
-        BackboneSpec, {"name": default, "pretrained": True, **overrides}, "backbone"
-    )
+    usual = {"name": default, "pretrained": pretrained}
+    asked = build_config(BackboneSpec, {**usual, **overrides}, "backbone")
     name, weights = asked.name, asked.weights
     if name != default:
         check_backbone(name)
     if weights is not None and not Path(weights).is_file():
         raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
-    spec: dict[str, object] = {"name": name, "pretrained": asked.pretrained and name not in LENETS}
+    pretrained = asked.pretrained and name not in SMALL_NETWORKS
+    spec: dict[str, object] = {"name": name, "pretrained": pretrained}
     if spec["pretrained"]:
         fetched = find_weights(root) if name in FETCHED_BACKBONES else None
         path = Path(weights).resolve() if weights else fetched

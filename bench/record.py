@@ -36,7 +36,13 @@ from methods.base import get_method
 SCHEMA_VERSION = 2
 INTERRUPTED = ("worker_died", "node_failure", "cancelled", "lost", StorageError.kind)
 """Kinds of failure that say nothing about the run: it was stopped, and can simply go on."""
-WITHOUT_GROUPS = ("avg", "auroc", "worst_class")  # metrics that no group label enters
+WITHOUT_GROUPS = (
+    "avg",
+    "auroc",
+    "worst_class",
+    "balanced",
+    "ece",
+)  # metrics that no group label enters
 BY_GROUP = ("group_accuracy", "group_count")
 # Keys that schema 1 lacks, and those that only a finished run has.
 LEFT_OUT_IF_NONE = (

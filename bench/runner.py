@@ -26,6 +26,7 @@ from bench.evaluation import (
 from bench.fitting import FitFailed, FitProcess, FitResult, FitTask, fit_here
 from bench.job import Job
 from bench.launch.progress import Pace
+from bench.models import ModelCard
 from bench.process import configure_process
 from bench.record import (
     RECORD_KEYS,
@@ -45,10 +46,11 @@ from datasets.base import LoadedData
 from datasets.catalogue import get_dataset
 from datasets.config import Values
 from datasets.errors import BenchError
+from datasets.fetch import use_data_root
 from datasets.files import atomic_file, set_aside, to_json, with_checksum
 from datasets.lock import Lock, LockBusy, LockLost
 from datasets.pixels import pixel_digest
-from methods.backbones import LENETS
+from methods.backbones import SMALL_NETWORKS
 from methods.base import get_method
 
 WORKER = "bench-worker"
@@ -86,8 +88,8 @@ class RunOptions:
     resume_anyway: bool = False
 
     def threads_for(self, job: Job) -> int:
-        """Return a job's threads; LeNets take one, since more only wait for each other."""
-        return 1 if job.backbone().name in LENETS else self.threads
+        """Return a job's threads; small networks take one, since more only wait for each other."""
+        return 1 if job.backbone().name in SMALL_NETWORKS else self.threads
 
     def path_arguments(self) -> str:
         """Return the folders as arguments of a command that runs the job again."""
@@ -104,6 +106,7 @@ def run_job(
     `running` if another process is at it. Where the attempt is not the `final` one, a failure is
     returned but not stored: it is not the end yet.
     """
+    use_data_root(options.data_root)
     store = Store(options.results)
     in_worker = multiprocessing.current_process().name.startswith(WORKER)
     fit_process = FitProcess(fork=in_worker) if options.isolate else None
@@ -276,6 +279,8 @@ def save_run(
     )
     record = replace(record, provenance=origin)
     model = dict(fitted.module.state_dict()) if options.keep_models and not trial else None
-    store.write(record, history_table(history), None if trial else predictions, partition, model)
+    about = ModelCard.of_job(job, data.facts).metadata() if model is not None else None
+    tables = history_table(history), None if trial else predictions, partition
+    store.write(record, *tables, model, about)
     store.delete_checkpoints(job.run_id)
     return record

@@ -251,8 +251,9 @@ class Store:
         predictions: pd.DataFrame | None = None,
         partition: pd.DataFrame | None = None,
         model: Mapping[str, Tensor] | None = None,
+        about: Mapping[str, str] | None = None,
     ) -> Path:
-        """Put a run in place, all of it or nothing."""
+        """Put a run in place, all of it or nothing; `about` is what the model's file says of it."""
         path = self.runs / record.run_id
         with atomic_folder(path) as draft:
             if history is not None:
@@ -264,7 +265,7 @@ class Store:
                 from safetensors.torch import save
 
                 tensors = {k: v.contiguous().cpu() for k, v in model.items()}
-                (draft / MODEL).write_bytes(save(tensors))
+                (draft / MODEL).write_bytes(save(tensors, metadata=dict(about or {})))
             files = {file.name: FileFacts.of(file) for file in sorted(draft.iterdir())}
             content = with_checksum(replace(record, files=files).to_json())
             (draft / "record.json").write_text(content + "\n")

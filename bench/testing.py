@@ -1,20 +1,25 @@
-"""What every method owes the harness, as a class of tests to subclass.
+"""What every method and every dataset owes the harness, as classes of tests to subclass.
 
-In a test file of a package that brings a method of its own:
+In a test file of a package that brings a method or a dataset of its own:
 
-    from bench.testing import MethodContract
+    from bench.testing import DatasetContract, MethodContract
 
     class TestMine(MethodContract):
         method = "mine"
 
-The tests make short runs on synthetic digits, through the real harness: the record is complete, the
-same seed gives the same numbers also after a kill, another seed gives others, declarations hold,
-and the process that fits never holds test data or group labels that the tier hides. They need
-pytest, and Linux for the last.
+    class TestOurs(DatasetContract):
+        dataset = "ours"
+
+The tests of a method make short runs on synthetic digits, through the real harness: the record is
+complete, the same seed gives the same numbers also after a kill, another seed gives others,
+declarations hold, and the process that fits never holds test data or group labels that the tier
+hides. They need pytest, and Linux for the last. Those of a dataset read a small sample of it, and
+run a method on that.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -37,10 +42,14 @@ from bench.record import RECORD_KEYS, Record
 from bench.runner import RunOptions, fit_task, load_data, run_job, save_run
 from bench.store import Store
 from datasets import standins
-from datasets.base import BackboneSpec, LoadedData, outline_task
+from datasets.base import SPLITS, BackboneSpec, LoadedData, label_digest, outline_task
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import Values, as_plain, build_config
-from methods.base import Method, get_method
+from datasets.dataset import Dataset
+from datasets.errors import DataMissing, UsageError
+from datasets.fetch import default_data_root
+from methods.backbones import SMALL_NETWORKS
+from methods.base import Method, Supervision, get_method, load_methods
 from methods.presets import preset_config
 
 STANDIN, STANDIN_SIZE = "mnist", 600
@@ -387,3 +396,152 @@ class MethodContract:
         data = load_data(run.job, runs.data_root)
         most = 40 * (len(data.splits["train"]) + len(data.splits["val"]))
         assert run.record.cost.image_passes() <= most
+
+
+class DatasetContract:
+    """Tests of one dataset; subclass it and name the dataset.
+
+    They need data: a stand-in where there is one, else what its own `write_sample(folder)` writes
+    in its real format, else what is in the data root. Replace `write` to bring some.
+    """
+
+    dataset: ClassVar[str]
+
+    def write(self, root: Path) -> Path:
+        """Put a small sample of the data below `root`, and return where the data is."""
+        subject = self.subject
+        sample = getattr(subject, "write_sample", None)
+        if subject.source in standins.NAMES:
+            standins.write(subject.source, root, size=STANDIN_SIZE)
+        elif sample is not None:
+            folder = root / subject.search_paths[0]
+            folder.mkdir(parents=True)
+            sample(folder)
+        else:
+            assert subject.locate(default_data_root()) is not None, (
+                f"{self.dataset} is not in {default_data_root()}: give it a write_sample(folder), "
+                "or replace `write` in this class"
+            )
+            return default_data_root()
+        return root
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runs(cls, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+        """The data, and a place for runs on it."""
+        root = cls().write(tmp_path_factory.mktemp("data"))
+        return Runs(root, tmp_path_factory.mktemp("results"))
+
+    @property
+    def subject(self) -> Dataset:
+        """The dataset under test."""
+        return get_dataset(self.dataset)
+
+    @property
+    def config(self) -> Any:
+        """Its default settings."""
+        return self.subject.config_type()
+
+    def test_facts_are_complete(self) -> None:
+        """What is known without the data fits together, and is the same every time."""
+        facts = self.subject.facts(self.config)
+        assert facts.name == self.dataset
+        assert len(facts.classes) >= 2 and facts.groups and facts.protocol
+        for names in (facts.classes, facts.groups, facts.codes):
+            assert len({*names}) == len(names), f"two of {names} are alike"
+        assert len(facts.codes) in (0, len(facts.classes))
+        assert {*facts.counts, *facts.group_counts} <= {*SPLITS}
+        assert all(len(n) == len(facts.groups) for n in facts.group_counts.values())
+        again = self.subject.facts(self.config)
+        assert again.fingerprint() == facts.fingerprint()
+
+    def test_search_finds_it_where_it_is(self, runs: Runs, tmp_path: Path) -> None:
+        """An empty folder is not taken for it, and a missing one is an error with a remedy."""
+        assert self.subject.locate(tmp_path) is None
+        with pytest.raises(DataMissing) as missing:
+            self.subject.require(tmp_path)
+        assert missing.value.remedy
+        assert self.subject.locate(runs.data_root) is not None
+
+    def test_labels_are_in_range(self, runs: Runs) -> None:
+        """Every split has samples of every class; ids are unique, and the same at every reading."""
+        facts, found, labels = self.subject.check(runs.data_root, self.config)
+        assert set(labels) == {*SPLITS}
+        for split, part in labels.items():
+            assert len(part) > 0, f"{split} is empty"
+            assert part.y.unique().tolist() == list(range(len(facts.classes))), split
+            assert int(part.groups.min()) >= 0 and int(part.groups.max()) < len(facts.groups)
+            assert part.ids.dtype == part.y.dtype == part.groups.dtype == torch.int64
+            assert set(part.extra_groupings) == set(facts.extra_groupings)
+        ids = torch.cat([labels[split].ids for split in SPLITS])
+        assert len(ids.unique()) == len(ids), "two samples have one id"
+        again = self.subject.labels(found.folder, self.config)
+        assert label_digest(again) == label_digest(labels)
+
+    def test_images_belong_to_the_labels(self, runs: Runs) -> None:
+        """Each sample has its image, whichever samples and splits are asked for."""
+        data = self.subject.load(runs.data_root, self.config)
+        for split, part in data.splits.items():
+            assert len(part.images) == len(part.labels), split
+        alone = self.subject.load(runs.data_root, self.config, splits=("val",))
+        assert set(alone.splits) == {"val"}
+        last = torch.arange(len(alone.splits["val"]))[-3:]
+        whole, part = data.splits["val"], alone.splits["val"]
+        for images in (part.images, whole.images.subset(last)):
+            index = last if images is part.images else torch.arange(len(last))
+            expected, got = whole.images.batch(last), images.batch(index)
+            assert torch.equal(got.pixels, expected.pixels)
+            assert torch.equal(got.sizes, expected.sizes)
+        quick = self.subject.load(runs.data_root, self.config, quick=True).splits["train"]
+        ids = {int(number): at for at, number in enumerate(data.splits["train"].labels.ids)}
+        where = torch.tensor([ids[int(number)] for number in quick.labels.ids[:5]])
+        first = data.splits["train"].images.batch(where).pixels
+        assert torch.equal(quick.images.batch(torch.arange(len(where))).pixels, first)
+
+    def test_transforms_fit_the_images(self, runs: Runs) -> None:
+        """Both transforms bring images to what a network takes: finite, of the stated channels."""
+        data = self.subject.load(runs.data_root, self.config)
+        few = data.splits["train"].images.batch(torch.arange(4))
+        assert few.pixels.shape[1] == data.facts.channels
+        for transform in (data.facts.train_transform, data.facts.eval_transform):
+            batch = transform(few, torch.Generator().manual_seed(0))
+            assert batch.shape[:2] == (4, data.facts.channels)
+            assert batch.shape[2] == batch.shape[3]
+            assert bool(torch.isfinite(batch).all())
+
+    def test_a_method_runs_on_it(self, runs: Runs) -> None:
+        """A smoke run goes through, and its predictions are of these samples."""
+        free = (
+            name
+            for name, method in load_methods().items()
+            if Supervision().covers(method.supervision(method.config_type()))
+        )
+        facts = self.subject.facts(self.config)
+        scratch = {"backbone.pretrained": "false"} if facts.backbone not in SMALL_NETWORKS else {}
+        job = runs.job(next(free), self.dataset, overrides=scratch)
+        run = runs.run_inline(job, "smoke")
+        assert run.record.done, run.record.failure
+        assert run.record.test.avg is not None
+        data = load_data(job, runs.data_root)
+        table = run.predictions[run.predictions["split"] == "test"]
+        np.testing.assert_array_equal(table["id"], data.splits["test"].labels.ids)
+
+
+def contracts_of(subject: str) -> dict[str, type]:
+    """Return the classes of tests of a method or dataset, or of all that a file registers.
+
+    The file (`NAME.py`) has to be where Python finds it.
+    """
+    module = subject.removesuffix(".py")
+    if module != subject:
+        importlib.import_module(module)
+    found: dict[str, type] = {}
+    for name, method in load_methods().items():
+        if subject == name or type(method).__module__ == module != subject:
+            found[f"Test_{name}"] = type(f"Test_{name}", (MethodContract,), {"method": name})
+    for name, dataset in load_datasets().items():
+        if subject == name or type(dataset).__module__ == module != subject:
+            found[f"Test_{name}"] = type(f"Test_{name}", (DatasetContract,), {"dataset": name})
+    if not found:
+        raise UsageError(f"{subject} registers no method and no dataset", "see `bench new --help`")
+    return found

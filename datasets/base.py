@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from datasets.errors import BenchError, DataCorrupt
+from datasets.features import RowTransform
 from datasets.images import Images, MemoryImages
 from datasets.resident import place
 from datasets.transforms import Transform
@@ -25,6 +26,9 @@ SPLITS = ("train", "val", "test")
 
 DataKind = Literal["release", "standin", "rebuilt", "subset", "own"]
 """What data is; only runs on a release are published."""
+
+HeadlineMetric = Literal["wga", "auroc", "worst_class"]
+"""What a dataset is judged by first; without group labels of the test split it is worst_class."""
 
 
 class GroupLabelsHidden(BenchError):
@@ -61,6 +65,9 @@ class Facts:
         group_sets: named sets of groups, where there are too many groups to take in at a glance.
         pair_aurocs: the AUROCs that are evaluated besides the overall one, by metric name, where
             the dataset's metric is an AUROC.
+        group_splits: the splits whose group labels are known. Where none are, the groups are the
+            classes; where only some are, the others' groups are -1.
+        pretrained: whether the network starts from ImageNet weights by default.
     """
 
     name: str
@@ -69,7 +76,7 @@ class Facts:
     spurious: str
     classes: tuple[str, ...]
     groups: tuple[str, ...]
-    metric: Literal["wga", "auroc"]
+    metric: HeadlineMetric
     counts: Mapping[str, int]
     group_counts: Mapping[str, tuple[int, ...]]
     backbone: str
@@ -83,6 +90,13 @@ class Facts:
     codes: tuple[str, ...] = ()
     group_sets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     pair_aurocs: Mapping[str, PairAuroc] = field(default_factory=dict)
+    group_splits: tuple[str, ...] = SPLITS
+    pretrained: bool = True
+
+    @property
+    def rows(self) -> bool:
+        """Whether samples are rows of features instead of images."""
+        return isinstance(self.eval_transform, RowTransform)
 
     @property
     def worst_group_metric(self) -> str:
@@ -109,6 +123,7 @@ class Facts:
             "group_counts": {split: list(n) for split, n in self.group_counts.items()},
             "label_digest": self.label_digest,
             **{name: pinned for name, pinned in pixels.items() if pinned is not None},
+            **({"group_splits": self.group_splits} if self.group_splits != SPLITS else {}),
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -209,7 +224,7 @@ class Task:
     name: str
     classes: tuple[str, ...]
     groups: tuple[str, ...]
-    metric: Literal["wga", "auroc"]
+    metric: HeadlineMetric
     channels: int
     train: Split
     val: Split
@@ -259,6 +274,13 @@ class LoadedData:
             for name, split in self.splits.items()
         }
         return replace(self, splits=splits)
+
+    def grouping(self, split: str) -> tuple[tuple[str, ...], Tensor]:
+        """Return names and labels of a split's groups; its classes where these are not known."""
+        labels = self.splits[split].labels
+        if split in self.facts.group_splits:
+            return self.facts.groups, labels.groups
+        return self.facts.classes, labels.y
 
     def task(self, backbone: BackboneSpec, *, train_groups: bool, val_groups: bool) -> Task:
         """Return what a supervision tier may see, and nothing else."""

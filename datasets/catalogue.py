@@ -1,4 +1,4 @@
-"""The datasets by name: those of this package, and those that plug-ins bring.
+"""The datasets by name: those of this package, those that plug-ins bring, and the user's own.
 
 Only names are known here; a dataset's module, and with it pandas where it needs that, is imported
 when the dataset is asked for.
@@ -6,15 +6,18 @@ when the dataset is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType
 
 from datasets.dataset import DATASETS, Dataset, register
-from datasets.errors import BenchError, UsageError, did_you_mean
+from datasets.errors import BenchError, DataCorrupt, UsageError, did_you_mean
+from datasets.fetch import data_root_in_use
 
 BUILT_IN: Mapping[str, str] = {
     "waterbirds": "datasets.waterbirds",
@@ -35,7 +38,9 @@ def load_datasets() -> dict[str, Dataset]:
         importlib.import_module(module)
     for entry in _plug_ins(tuple(sys.path)):
         _load_plug_in(entry)
-    ordered = sorted(DATASETS.values(), key=lambda dataset: (dataset.order, dataset.name))
+    # A name that a plug-in brought later is the plug-in's; the user's own can be renamed.
+    every = {**_own_datasets(), **DATASETS}
+    ordered = sorted(every.values(), key=lambda dataset: (dataset.order, dataset.name))
     return {dataset.name: dataset for dataset in ordered}
 
 
@@ -47,10 +52,32 @@ def get_dataset(name: str) -> Dataset:
     known = load_datasets()
     if name in known:
         return known[name]
+    for folder in _own_folders():
+        if folder.name == name:
+            _read_own(folder)  # raises with the reason
     raise UsageError(
         f"unknown dataset '{name}'{did_you_mean(name, known)}",
         f"choose from {', '.join(known)}, or all",
     )
+
+
+def _own_datasets() -> dict[str, Dataset]:
+    """Return what users registered; a registration that cannot be read is missing."""
+    found: dict[str, Dataset] = {}
+    for folder in _own_folders():
+        with contextlib.suppress(DataCorrupt):  # raised when it is asked for by name
+            found[folder.name] = _read_own(folder)
+    return found
+
+
+def _own_folders() -> list[Path]:
+    return sorted(path.parent for path in data_root_in_use().glob("own/*/dataset.toml"))
+
+
+def _read_own(folder: Path) -> Dataset:
+    from datasets.own import read_own  # imports pandas
+
+    return read_own(folder)
 
 
 def datasets_from(source: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ from datasets.standins.marker import (
     read_origin,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done, and how much there is."""
 
@@ -50,7 +53,7 @@ RESERVED = ("all", "backbone", "mnist", "weights")
 QUICK_SIZES = {"train": 1500, "val": 500, "test": 500}
 QUICK_GROUP_MINIMUM = 8  # samples kept of a small group, as far as it has them
 
-TABLE_METRICS = {"wga": ("wga", "avg"), "auroc": ("auroc",)}
+TABLE_METRICS = {"wga": ("wga", "avg"), "auroc": ("auroc",), "worst_class": ("worst_class", "avg")}
 """What a table shows of a dataset by default, by the dataset's metric."""
 
 METRIC_TITLES: Mapping[str, str] = {
@@ -59,6 +62,8 @@ METRIC_TITLES: Mapping[str, str] = {
     "avg_train_weighted": "Avg, train-weighted",
     "worst_class": "Worst class",
     "auroc": "Overall",
+    "balanced": "Balanced",
+    "ece": "ECE",
 }
 """How tables spell the metrics that every dataset can have."""
 
@@ -77,17 +82,24 @@ def silent(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Where a dataset was found, and what says that it is a stand-in or rebuilt, if it is."""
+    """Where a dataset was found, and what says that it is a stand-in or rebuilt, if it is.
+
+    Attributes:
+        own: whether a user registered it (`datasets.own`).
+    """
 
     folder: Path
     marker: Marker | None
     origin: Origin | None = None
+    own: bool = False
 
     @property
     def data_kind(self) -> DataKind:
         """What the data is, as far as its folder says."""
         if self.marker is not None:
             return "standin"
+        if self.own:
+            return "own"
         return "release" if self.origin is None else "rebuilt"
 
     @property
@@ -191,6 +203,10 @@ class Dataset(ABC):
         """
         self.check(root, config)
 
+    def metadata(self, folder: Path, config: Any) -> pd.DataFrame | None:
+        """Return what else is known of the samples: a row for each `id`, or none if nothing is."""
+        return None
+
     def metric_title(self, metric: str) -> str:
         """Return how tables spell a metric."""
         if metric in self.metric_titles:
@@ -219,7 +235,7 @@ class Dataset(ABC):
         Rebuilt data has the labels of the release, and is checked against them.
         """
         facts = self.facts(config)
-        if found is None or found.data_kind == "release":
+        if found is None or found.data_kind in ("release", "own"):
             return facts
         facts = replace(facts, pixel_digest=None, full_pixel_digest=None)
         if found.origin is not None:
@@ -315,7 +331,8 @@ def quick_subset(labels: Labels, size: int) -> Labels:
     if len(labels) <= size:
         return labels
     share = size / len(labels)
-    kept = [_first(labels.groups == group, share) for group in labels.groups.unique()]
+    strata = torch.where(labels.groups < 0, labels.y, labels.groups)  # classes, where none is known
+    kept = [_first(strata == stratum, share) for stratum in strata.unique()]
     return labels[torch.cat(kept).sort().values]
 
 

@@ -31,6 +31,9 @@ Log = Callable[[str], None]
 Progress = Callable[[int, int | None], None]
 """Called with the bytes that are there, and how many there will be where that is known."""
 
+ROOT_VARIABLE = "BENCH_ROOT_IN_USE"
+"""Environment variable that tells child processes the data root of the command they belong to."""
+
 BLOCK_BYTES = 1 << 18
 ATTEMPTS = 3
 RERUN = "run the same command again"
@@ -40,6 +43,17 @@ def default_data_root() -> Path:
     """Return where data lives without `--data-root`: BENCH_DATA, else the user's cache."""
     chosen = os.environ.get("BENCH_DATA")
     return Path(chosen).expanduser() if chosen else Path(user_cache_dir("nct-bench")) / "data"
+
+
+def use_data_root(root: Path) -> None:
+    """Make the data registered below a root known here, and in every process started from here."""
+    os.environ[ROOT_VARIABLE] = str(root.absolute())
+
+
+def data_root_in_use() -> Path:
+    """Return the data root whose registered data is known."""
+    chosen = os.environ.get(ROOT_VARIABLE)
+    return Path(chosen) if chosen else default_data_root()
 
 
 def get_command(name: str, root: Path) -> str:

@@ -115,7 +115,11 @@ class PhotoDataset(Dataset):
         parts = _by_split(self._whole_numbers(folder, config))
         ordered = {name: part.sort_values("id")["file"].tolist() for name, part in parts.items()}
         files = [folder / file for part in ordered.values() for file in part]
-        sampled = {part[place] for part in ordered.values() for place in spread(len(part), SAMPLED)}
+        sampled = {
+            folder / part[place]
+            for part in ordered.values()
+            for place in spread(len(part), SAMPLED)
+        }
         sample, whole, sizes, bad = PixelDigest(), PixelDigest(), set(), []
         decoded = zip(files, decode_all(files, _image_or_error), strict=True)
         for done, (file, image) in enumerate(decoded, start=1):
@@ -125,7 +129,7 @@ class PhotoDataset(Dataset):
                 continue
             whole.add(image)
             sizes.add((image.shape[1], image.shape[0]))
-            if str(file.relative_to(folder)) in sampled:
+            if file in sampled:
                 sample.add(image)
         places = dict.fromkeys((decoded_folder(folder), folder / FOLDER_NAME))
         notes = [note for place in places for note in remove_damaged(place, f"{self.name}-")]

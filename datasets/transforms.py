@@ -188,6 +188,11 @@ class Transform:
     hflip: bool = False
     vflip: bool = False
 
+    @property
+    def values(self) -> int:
+        """How many numbers the network takes of each image."""
+        return len(self.mean) * self.resolution**2
+
     def __call__(self, batch: ImageBatch, generator: torch.Generator | None = None) -> Tensor:
         """Cut, flip, resize and normalise a batch; random cuts and flips need a generator."""
         if self._has_discrete_offsets(batch):

@@ -1,5 +1,8 @@
 """Networks from images to features, and classifiers on them: two LeNets and all that timm has.
 
+Rows of features instead of images have `linear`, which only scales them, and `mlp`, one hidden
+layer on top of that.
+
 LeNet-4 is GEORGE's for UMNIST, LeNet-5 is CnC's for CMNIST; ResNet-50 is torchvision's, through
 timm (`resnet50`, weights `resnet50.tv_in1k`). The LeNets pool before the ReLU rather than after
 it: both orders give the same values and gradients, and this one does less work.
@@ -17,11 +20,17 @@ from torch.nn import functional
 
 from datasets.base import BackboneSpec, Task
 from datasets.errors import DataCorrupt, DataMissing, UsageError
+from datasets.features import FeatureRows
 from methods.base import Context, Fitted, NetworkSpec
 from methods.torchvision_shim import declare_missing_operators, import_timm
 from methods.training import isolated_randomness
 
 LENETS = ("lenet4", "lenet5")
+ROW_NETWORKS = ("linear", "mlp")
+SMALL_NETWORKS = (*LENETS, *ROW_NETWORKS)  # without ImageNet weights, and fastest on one thread
+NO_SPREAD = 1e-12  # relative variance below which differences are rounding
+LENET_SIDE = 32  # of the images that the LeNets' last layers are made for
+HIDDEN = 128  # units of `mlp`
 CONVOLUTIONS = 6  # layers of a LeNet before what is different in the two
 WIDENED = 3  # of them, up to the second convolution
 REGISTER = 8  # numbers that a vector register holds
@@ -131,6 +140,32 @@ def _in_pairs(layers: list[nn.Module], images: Tensor) -> Tensor:
     return singles
 
 
+class Standardise(nn.Module):
+    """Brings each number of a row to mean 0 and variance 1 over the rows it was shown.
+
+    What it was shown is kept with the weights. A number that is always the same becomes 0.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(length))
+        self.register_buffer("scale", torch.ones(length))
+
+    def measure(self, rows: Tensor) -> None:
+        """Take mean and variance of each number from rows, one by one a row."""
+        spread, mean = torch.var_mean(rows.double(), dim=0, correction=0)
+        varies = spread > NO_SPREAD * mean.square().clamp(min=NO_SPREAD)
+        self.mean.copy_(mean)
+        self.scale.copy_(torch.where(varies, spread, 1.0).rsqrt() * varies)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Scale a batch."""
+        return (rows - self.mean) * self.scale
+
+
 class Classifier(nn.Module):
     """A backbone and one linear layer."""
 
@@ -148,7 +183,7 @@ class Classifier(nn.Module):
 def build_classifier(task: Task, ctx: Context, name: str) -> Classifier:
     """Build a classifier for a task, initialised from the random stream of that name."""
     with isolated_randomness(ctx.seed(name, "init"), ctx.device):
-        backbone = build_backbone(task.backbone, task.channels)
+        backbone = backbone_for(task)
         classifier = Classifier(backbone, len(task.classes))
     # Channels-last is twice as fast for the LeNets on a CPU, and what tensor cores want on a GPU.
     classifier.to(ctx.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -174,8 +209,24 @@ class SingleNetworkMethod:
         return FittedClassifier(model.eval())
 
 
+def backbone_for(task: Task) -> Backbone:
+    """Build a task's backbone; one for rows scales them by what the training rows have."""
+    backbone = build_backbone(task.backbone, task.channels)
+    images = task.train.images
+    for part in backbone.modules():
+        if isinstance(part, Standardise) and isinstance(images, FeatureRows) and len(images):
+            part.measure(images.rows)
+    return backbone
+
+
 def build_backbone(spec: BackboneSpec, channels: int) -> Backbone:
     """Build a backbone, with its ImageNet weights where the spec asks for them."""
+    if spec.name in ROW_NETWORKS:
+        scaled = nn.Flatten(), Standardise(channels)
+        if spec.name == "linear":
+            return Backbone(nn.Sequential(*scaled), channels)
+        hidden = nn.Linear(channels, HIDDEN), nn.ReLU()
+        return Backbone(nn.Sequential(*scaled, *hidden), HIDDEN)
     if spec.name == "lenet4":
         last = WholeImageConv(16, 120, 5), nn.ReLU(), nn.Flatten()
         return Backbone(LeNet(*_convolutions(channels), *last), 120)
@@ -187,15 +238,34 @@ def build_backbone(spec: BackboneSpec, channels: int) -> Backbone:
 
 def check_backbone(name: str) -> None:
     """Refuse a name that neither this file nor timm knows."""
-    if name in LENETS:
+    if name in SMALL_NETWORKS:
         return
     timm = import_timm()
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=3)
         raise UsageError(
             f"unknown backbone '{name}'" + (f"; did you mean {', '.join(near)}?" if near else ""),
-            "use lenet4, lenet5 or a timm model name such as resnet50 or resnet18",
+            "use lenet4, lenet5 or a timm model name such as resnet50 or resnet18; on rows of "
+            "features linear or mlp",
         )
+
+
+def check_input(name: str, *, rows: bool, data: str, resolution: int = LENET_SIDE) -> None:
+    """Refuse a network for rows on images, one for images on rows, and a LeNet on large images."""
+    if name in LENETS and not rows and resolution != LENET_SIDE:
+        raise UsageError(
+            f"{name} takes images of side {LENET_SIDE}, and those of {data} have {resolution}",
+            f"--resolution {LENET_SIDE}, or another --backbone",
+        )
+    if rows == (name in ROW_NETWORKS):
+        return
+    kind = ("images", "rows of features")[rows]
+    raise UsageError(
+        f"the backbone '{name}' does not take {kind}, and {data} has them",
+        "--set backbone.name=mlp or linear"
+        if rows
+        else "use lenet4, lenet5 or a timm model name such as resnet18",
+    )
 
 
 def _convolutions(channels: int) -> tuple[nn.Module, ...]:

@@ -169,6 +169,8 @@ class Fitted(ABC):
         details: what else belongs in the record, under one key of the method's own.
         partition: the group each sample of a split was inferred to belong to, if any.
         partition_split: which split that is.
+        val_partition: the same for validation, where a method trains on parts of the training split
+            and puts validation samples into them as well.
         snapshots: the model at earlier iterations, for methods that go through several.
         last_epoch: the same model with the weights of its training's last epoch, where those that
             were selected may be of an earlier one; for diagnostics.
@@ -177,6 +179,7 @@ class Fitted(ABC):
     """
 
     tree_key: ClassVar[str] = ""
+    val_partition: Tensor | None = None
 
     def __init__(
         self,
@@ -241,6 +244,9 @@ class Method(ABC):
         order: its place in tables, lowest first.
         reference: the paper it is from, in short.
         tree: whether what it fits is a tree with leaves and iterations.
+        slices: where it partitions samples, what a part is, and how samples that it was not
+            trained on get into one, in sentences for people who read of slices.
+        takes_rows: whether it runs on rows of features as well as on images.
         distribution: the installed package that brought it, or else the module that registered it;
             None for those of this repository.
     """
@@ -252,6 +258,8 @@ class Method(ABC):
     order: ClassVar[int]
     reference: ClassVar[str]
     tree: ClassVar[bool] = False
+    slices: ClassVar[str] = ""
+    takes_rows: ClassVar[bool] = True
     distribution: str | None = None
 
     @property

@@ -41,7 +41,7 @@ from methods.erm import ErmConfig, erm_stage, train_erm
 from methods.optimisation import TrainConfig
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
-from methods.selection import RuleName
+from methods.selection import WORST_GROUP_RULES, RuleName
 from methods.training import Batch, Training
 
 ROLES = 4
@@ -324,9 +324,15 @@ def frozen_statistics(model: nn.Module) -> None:
 class Cnc(SingleNetworkMethod, Method):
     """Pull samples of a class together that a first model told apart."""
 
+    slices = (
+        "Slice 1 has the training samples that the first model took for another class, or put into "
+        "another class's cluster. Slice 0 is the rest; other samples are in none. That slice 1 is "
+        "hard is how it was made."
+    )
+
     def supervision(self, config: CncConfig) -> Supervision:
-        """Return access to the validation groups, by which the epoch is chosen."""
-        return Supervision(val_groups=True)
+        """Return access to the validation groups, where the epoch is chosen by them."""
+        return Supervision(val_groups=config.selection in WORST_GROUP_RULES)
 
     def stages(self, config: CncConfig) -> tuple[Stage, ...]:
         """Return the first model."""

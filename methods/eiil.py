@@ -26,6 +26,7 @@ from methods.erm import ErmConfig, erm_stage, train_erm
 from methods.groupdro import GroupDroConfig, RobustMethod, train_groupdro
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
+from methods.selection import WORST_GROUP_RULES
 
 STAGE_VERSION = 1
 
@@ -146,9 +147,14 @@ def find_environments(task: Task, config: EiilConfig, ctx: Context) -> tuple[Ten
 class Eiil(RobustMethod):
     """Infer environments from a reference model's mistakes, then be robust to them."""
 
+    slices = (
+        "A slice is one of two environments, into which training samples are put by how a first "
+        "model errs on them; other samples are in none."
+    )
+
     def supervision(self, config: EiilConfig) -> Supervision:
-        """Return access to the validation groups, by which the model is chosen."""
-        return Supervision(val_groups=True)
+        """Return access to the validation groups, where the model is chosen by them."""
+        return Supervision(val_groups=config.selection in WORST_GROUP_RULES)
 
     def stages(self, config: EiilConfig) -> tuple[Stage, ...]:
         """Return the reference model, and the environments it leads to."""

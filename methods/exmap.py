@@ -392,6 +392,12 @@ def find_clusters(
 class ExMap(SingleNetworkMethod, Method):
     """Keep ERM's features; fit the last layer again on what its explanations tell apart."""
 
+    takes_rows = False
+    slices = (
+        "A slice is a pseudo-group: a cluster, within a class, of what a first model looked at in "
+        "validation samples. The last layer was fitted on them; other samples are in none."
+    )
+
     def stages(self, config: ExMapConfig) -> tuple[Stage, ...]:
         """Return the first model, and the clusters of its heatmaps."""
         return erm_stage(config.erm), cluster_stage(config)

@@ -211,6 +211,11 @@ def worst_cluster(task: Task, clusters: Tensor, true_shares: bool) -> Selection:
 class George(RobustMethod):
     """Take clusters of features for the unlabelled subclasses, and be robust to them."""
 
+    slices = (
+        "A slice is a cluster of one class in the features of a first model. Validation samples "
+        "are in the cluster of their class that fits them best; test samples are in none."
+    )
+
     def supervision(self, config: GeorgeConfig) -> Supervision:
         """Return no group access, unless the groups' shares are asked for."""
         return Supervision(train_groups=config.true_shares, val_groups=config.true_shares)
@@ -226,7 +231,7 @@ class George(RobustMethod):
         train, val = found.tensors["train"], found.tensors["val"]
         select = worst_cluster(task, val, config.true_shares)
         fitted = train_groupdro(task, train, config, ctx, "george", select=select)
-        fitted.partition = train
+        fitted.partition, fitted.val_partition = train, val
         sizes = {"sizes": train.bincount().tolist(), "val_sizes": val.bincount().tolist()}
         fitted.details["george"] = {**found.facts, **sizes}
         return fitted

@@ -28,7 +28,7 @@ from methods.backbones import FittedClassifier, SingleNetworkMethod, build_class
 from methods.base import Context, Fitted, Method, Supervision, register
 from methods.optimisation import TrainConfig
 from methods.presets import preset_config
-from methods.selection import RuleName, Selection
+from methods.selection import WORST_GROUP_RULES, RuleName, Selection
 from methods.training import Batch, Sampler, Training
 
 
@@ -182,8 +182,8 @@ class GroupDro(RobustMethod):
     """Minimise the loss of the worst group."""
 
     def supervision(self, config: GroupDroConfig) -> Supervision:
-        """Return access to every group label."""
-        return Supervision(train_groups=True, val_groups=True)
+        """Return access to groups; to validation's where the model is chosen by them."""
+        return Supervision(train_groups=True, val_groups=config.selection in WORST_GROUP_RULES)
 
     def fit(self, task: Task, config: GroupDroConfig, ctx: Context) -> Fitted:
         """Train one network against the worst of the true groups."""

@@ -27,7 +27,7 @@ from methods.base import Context, Fitted, Method, Stage, StageResult, Supervisio
 from methods.optimisation import TrainConfig
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
-from methods.selection import RuleName
+from methods.selection import WORST_GROUP_RULES, RuleName
 from methods.training import Batch, Sampler, Training
 
 STAGE_VERSION = 1
@@ -141,9 +141,14 @@ def upsample_errors(count: int, wrong: Tensor, upweight: int) -> Sampler:
 class Jtt(SingleNetworkMethod, Method):
     """Train, then train again with the errors upweighted."""
 
+    slices = (
+        "Slice 1 is the error set: the training samples that a first model got wrong. Slice 0 is "
+        "the rest; other samples are in none. That slice 1 is hard is how it was made."
+    )
+
     def supervision(self, config: JttConfig) -> Supervision:
-        """Return access to the validation groups, by which the model is chosen."""
-        return Supervision(val_groups=True)
+        """Return access to the validation groups, where the model is chosen by them."""
+        return Supervision(val_groups=config.selection in WORST_GROUP_RULES)
 
     def stages(self, config: JttConfig) -> tuple[Stage, ...]:
         """Return the first stage: runs that differ only in the second share it."""

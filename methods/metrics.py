@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+CALIBRATION_BINS = 15
+
 
 def accuracy(pred: Tensor, y: Tensor) -> float:
     """Share of correct predictions, in percent."""
@@ -46,6 +48,19 @@ def pairwise_auroc(score: Tensor, y: Tensor, groups: Tensor, count: int) -> dict
             keep = mine | (y == 1)
             pairs[group] = auroc(score[keep], y[keep])
     return pairs
+
+
+def calibration_error(probabilities: Tensor, y: Tensor, bins: int = CALIBRATION_BINS) -> float:
+    """Expected calibration error between 0 and 1: how far confidence lies from accuracy.
+
+    Samples are put into bins of equal width by their confidence, the probability of the predicted
+    class; the difference of mean confidence and accuracy is averaged over samples.
+    """
+    confidence, pred = probabilities.double().max(dim=1)
+    which = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
+    gap = torch.zeros(bins, dtype=torch.float64, device=y.device)
+    gap.index_add_(0, which, confidence - (pred == y).double())
+    return float(gap.abs().sum()) / max(1, len(y))
 
 
 def class_scores(outputs: Tensor, classes: int) -> Tensor:

@@ -51,7 +51,7 @@ def batch_size_for(transform: Transform, images: Images) -> int:
 
 def _bytes_each(transform: Transform) -> int:
     """Return the size of a transformed image."""
-    return 4 * len(transform.mean) * transform.resolution**2
+    return 4 * transform.values
 
 
 def _source_bytes(images: Images) -> int:

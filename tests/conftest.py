@@ -12,12 +12,18 @@ import pytest
 
 import bench  # noqa: F401, before anything imports torch: it sets the arithmetic that runs have
 from datasets.errors import BenchError
-from datasets.fetch import default_data_root
+from datasets.fetch import ROOT_VARIABLE, default_data_root
 from datasets.mnist_source import ensure_mnist
 
 # Before torch is imported, here and in what tests start. Their networks are tiny: a second thread
 # gains nothing, and beside another test process it mostly waits, which costs a whole core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def no_data_root_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test know the registered data of another."""
+    monkeypatch.setenv(ROOT_VARIABLE, "")
 
 
 @pytest.fixture(scope="session")

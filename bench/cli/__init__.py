@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from bench.cli.parser import make_parser
     from datasets.errors import BenchError, UsageError
+    from datasets.fetch import use_data_root
     from datasets.files import NO_SPACE, RESULTS
 
     try:
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"${numerics.VARIABLE} must be {' or '.join(numerics.CHOICES)} but is '{choice}'"
             )
         numerics.apply(choice)  # before a verb imports torch
+        if getattr(arguments, "data_root", None) is not None:
+            use_data_root(arguments.data_root)
         return int(importlib.import_module(f"bench.cli.{arguments.verb}").run(arguments) or 0)
     except BenchError as error:
         sys.stderr.write(f"bench: {error}\n")

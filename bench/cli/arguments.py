@@ -8,9 +8,10 @@ from pathlib import Path
 from bench.api import FoundRun, LaunchOptions, Skipped, expand_on_disk, find_run, make_request
 from bench.cli.output import log
 from bench.cli.parser import DEFAULT_RESULTS
-from bench.job import Job, parse_overrides
+from bench.job import Job, parse_names, parse_overrides
 from bench.resources import published_folder
 from bench.store import Store
+from datasets.catalogue import load_datasets
 from datasets.errors import UsageError
 
 
@@ -39,13 +40,24 @@ def expand_jobs(arguments: Namespace, *, need_data: bool = True) -> tuple[list[J
         arguments.datasets,
         arguments.seeds,
         preset=arguments.preset,
-        settings=parse_overrides(arguments.set),
+        settings={**_network(arguments), **parse_overrides(arguments.set)},
         quick=arguments.quick,
         results=arguments.results,
         data_root=arguments.data_root,
     )
     explicit = "all" not in [name.strip() for name in arguments.datasets.split(",")]
     return expand_on_disk(request, explicit=explicit, log=log, need_data=need_data)
+
+
+def _network(arguments: Namespace) -> dict[str, str]:
+    """Return what --backbone and --resolution stand for, in the words of --set."""
+    backbone = getattr(arguments, "backbone", None)  # campaigns have neither
+    resolution = getattr(arguments, "resolution", None)
+    settings = {} if backbone is None else {"backbone.name": backbone}
+    if resolution is not None:
+        names = parse_names(arguments.datasets, tuple(load_datasets()))
+        settings |= {f"{name}.resolution": str(resolution) for name in names}
+    return settings
 
 
 def store_to_read(arguments: Namespace) -> Store:

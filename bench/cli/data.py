@@ -19,6 +19,9 @@ from datasets.errors import BenchError, DataCorrupt
 from datasets.pixels import ImageCheck
 from datasets.sources import get
 
+OWN_VERBS = ("add", "show", "remove")
+"""What is done with a user's own data, in `own_data`."""
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -86,7 +89,11 @@ class Verified:
 
 def run(arguments: Namespace) -> None:
     """Do what the sub-verb says."""
-    if arguments.data_verb == "standin":
+    if arguments.data_verb in OWN_VERBS:
+        from bench.cli import own_data
+
+        getattr(own_data, f"run_{arguments.data_verb}")(arguments)
+    elif arguments.data_verb == "standin":
         folder = standins.write(arguments.name, arguments.root, arguments.size, arguments.seed)
         print(f"stand-in (synthetic, not the real data) written to {folder}")
     elif arguments.data_verb == "get":
@@ -114,7 +121,7 @@ def _get(name: str, root: Path) -> Path:
     """Fetch, unless the dataset lies in any of the places where it is looked for."""
     dataset = load_datasets().get(name)
     found = dataset.locate(root) if dataset is not None else None
-    if found is not None and found.data_kind == "release":
+    if found is not None and found.data_kind in ("release", "own"):
         log(f"{name}: already there: {found.folder}")
         return found.folder
     return get(name, root, log)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import torch
 
-from bench.api import LoadedModel, load_model
 from bench.cli.arguments import find_named_run
 from bench.cli.output import log, print_json, print_table
+from bench.models import FittedModel, load_model
 from bench.paper import trees
 from bench.paper.trees import ExplainedImage, TreeRecord
 from bench.record import Record
@@ -34,7 +34,8 @@ def run(arguments: Namespace) -> None:
         log(f"tree drawn to {arguments.picture}")
         if not (arguments.images or arguments.index or arguments.json):
             return
-    images = _explained(arguments, load_model(record.run_id, found.store.root), tree)
+    model = load_model(found.store.runs / record.run_id)
+    images = _explained(arguments, model, record, tree)
     if arguments.json:
         print_json({"run_id": record.run_id, "images": [image.to_json() for image in images]})
         return
@@ -62,13 +63,15 @@ def _tree_of(record: Record) -> TreeRecord:
     raise UsageError(f"{record.run_id} has no tree to explain: {reason}", remedy)
 
 
-def _explained(arguments: Namespace, model: LoadedModel, tree: TreeRecord) -> list[ExplainedImage]:
+def _explained(
+    arguments: Namespace, model: FittedModel, record: Record, tree: TreeRecord
+) -> list[ExplainedImage]:
     makeup = tree.chosen.makeup
     if arguments.images:
         names = [str(file) for file in arguments.images]
         batch = trees.batch_from_files(arguments.images, model.facts)
         return trees.explain_images(model.fitted, batch, names, model.facts, makeup)
-    job, root = model.record.job, arguments.data_root
+    job, root = record.job, arguments.data_root
     data = get_dataset(job.dataset).load(root, job.dataset_config(), splits=(arguments.split,))
     if data.facts.fingerprint() != job.fingerprint:
         other = f"{root} holds other data than the run was made with"

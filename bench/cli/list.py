@@ -90,6 +90,9 @@ def state(row: Mapping[str, Any]) -> str:
 
 
 def count_groups(labels: Mapping[str, Labels], groups: int) -> dict[str, tuple[int, ...]]:
-    """Return how many samples each group has, by split."""
-    found = {split: own.groups.bincount(minlength=groups) for split, own in labels.items()}
+    """Return how many samples each group has, by split; none where groups are not known."""
+    found = {
+        split: own.groups[own.groups >= 0].bincount(minlength=groups)
+        for split, own in labels.items()
+    }
     return {split: tuple(counts.tolist()) for split, counts in found.items()}

@@ -27,7 +27,9 @@ METRIC_COLUMNS = {
     "avg": "average",
     "worst_class": "worst class",
     "avg_train_weighted": "avg, train-weighted",
+    "balanced": "balanced",
     "auroc": "AUROC",
+    "ece": "ECE",
 }
 """The metrics that any dataset can have; what else one has follows, as the dataset spells it."""
 

@@ -6,7 +6,7 @@ when it runs.
 
 from __future__ import annotations
 
-from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -80,7 +80,13 @@ def _selection(parser: ArgumentParser) -> None:
     parser.add_argument("--methods", default="all", metavar="A,B", help="methods, or all")
     parser.add_argument("--datasets", default="all", metavar="A,B", help="datasets, or all")
     parser.add_argument("--seeds", default="5", metavar="N|A,B", help="5 is 0..4; 3,7 is those two")
-    parser.add_argument("--preset", default="paper", help="which hyperparameters (default: paper)")
+    meaning = "which hyperparameters: paper (default), tuned, or for data without any small, ..."
+    parser.add_argument("--preset", default="paper", help=meaning)
+    meaning = "a network: a timm name, a LeNet, linear or mlp on features (backbone.name)"
+    parser.add_argument("--backbone", metavar="NAME", help=meaning)
+    _number(
+        parser, "--resolution", None, "side of the images the network sees (DATASET.resolution)"
+    )
     _overrides(parser, "change a setting: METHOD.KNOB, DATASET.KNOB or backbone.KNOB")
     _flag(parser, "--quick", "smoke run: two epochs, a few hundred images")
 
@@ -112,7 +118,7 @@ def _list(parser: ArgumentParser) -> None:
 
 
 def _data(parser: ArgumentParser) -> None:
-    names = "status|get|verify|standin"
+    names = "status|get|verify|standin|add|show|remove"
     verbs = parser.add_subparsers(dest="data_verb", required=True, metavar=names)
     _list(verbs.add_parser("status", help="what is on disk"))
     getting = verbs.add_parser("get", help="fetch datasets, or ImageNet weights")
@@ -128,6 +134,31 @@ def _data(parser: ArgumentParser) -> None:
     standing.add_argument("--root", type=Path, required=True, metavar="DIR", help="a data root")
     _number(standing, "--size", 400, "training images")
     standing.add_argument("--seed", type=int, default=0, metavar="S")
+    _own_data(verbs)
+
+
+def _own_data(verbs: _SubParsersAction[ArgumentParser]) -> None:
+    """Add what registers a user's own data."""
+    adding = verbs.add_parser("add", help="register your own images or features; copies nothing")
+    adding.add_argument("name", metavar="NAME", help="by which every verb knows it then")
+    meaning = "a folder for each class, a folder with metadata.csv, or a table or .npz of features"
+    adding.add_argument("path", type=Path, metavar="PATH", help=meaning)
+    meaning = "columns of the table that form groups with the label"
+    adding.add_argument("--groups", default="", metavar="A,B", help=meaning)
+    _number(adding, "--split-seed", 0, "draws the splits that are missing (default: 0)")
+    _flag(adding, "--skip-bad", "leave out images that cannot be read")
+    meaning = "the network trained by default: a timm name, a LeNet, linear or mlp on features"
+    adding.add_argument("--backbone", default="", metavar="NAME", help=meaning)
+    _number(adding, "--resolution", 0, "side of the images it sees (default: by their sizes)")
+    _flag(adding, "--scratch", "start it from random weights instead of ImageNet's")
+    _list(adding)
+    showing = verbs.add_parser("show", help="what was registered, with pictures of each group")
+    showing.add_argument("name", metavar="NAME")
+    showing.add_argument("--out", type=Path, metavar="DIR", help="where (default: ./NAME-sheets)")
+    _list(showing)
+    removing = verbs.add_parser("remove", help="forget registered data; its files stay")
+    removing.add_argument("name", metavar="NAME")
+    _list(removing)
 
 
 def _plan(parser: ArgumentParser) -> None:
@@ -202,6 +233,44 @@ def _explain(parser: ArgumentParser) -> None:
     _paths(parser)
 
 
+def _predict(parser: ArgumentParser) -> None:
+    meaning = "a run made with --keep-models, its folder, or the file of a model"
+    parser.add_argument("run", metavar="RUN", help=meaning)
+    meaning = "an image, a folder of images, or a file of feature rows (.npy, .npz, .parquet)"
+    parser.add_argument("path", type=Path, metavar="PATH", help=meaning)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a CSV file (default: print it)")
+    _results(parser, "where the run is looked for, before the published runs")
+    _json(parser)
+
+
+def _new(parser: ArgumentParser) -> None:
+    parser.add_argument("kind", choices=("method", "dataset"), help="what to begin")
+    parser.add_argument("name", metavar="NAME", help="lower-case letters, digits, underscores")
+    meaning = "where to write (default: here)"
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help=meaning)
+    meaning = "write a package with an entry point, which pip installs, instead of a file"
+    _flag(parser, "--package", meaning)
+
+
+def _test(parser: ArgumentParser) -> None:
+    meaning = "a method or dataset by its name, or a file that registers some"
+    parser.add_argument("subject", metavar="METHOD|DATASET|FILE", help=meaning)
+
+
+def _slices(parser: ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a finished run whose method finds a partition")
+    meaning = "where page and table are written (default: ./slices/RUN)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=meaning)
+    splits = ("train", "val", "test")
+    meaning = "rank slices on this one (default: val, where slices reach it)"
+    parser.add_argument("--split", choices=splits, help=meaning)
+    meaning = "look at RUN's predictions in the slices of this other run on the same data"
+    parser.add_argument("--by", metavar="RUN", help=meaning)
+    meaning = "only list the samples of a slice, by name or number or 'worst': files or ids, or CSV"
+    parser.add_argument("--export", nargs=2, metavar=("SLICE", "FILE"), help=meaning)
+    _paths(parser)
+
+
 def _report(parser: ArgumentParser) -> None:
     _folder(parser, "--out", Path("report"), "where it is written")
     _results(parser, "whose runs are shown")
@@ -250,7 +319,7 @@ def _perf(parser: ArgumentParser) -> None:
 VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
     "demo": ("every method on synthetic data, then the report", _demo),
     "list": ("methods with their tiers, datasets, what is on disk", _list),
-    "data": ("get, verify and stand in for datasets", _data),
+    "data": ("get, verify and stand in for datasets; add your own", _data),
     "plan": ("what run would do, and its cost", _plan),
     "run": ("run methods on datasets and print the table", _run),
     "campaign": ("the runs behind one of the paper's tables", _campaign),
@@ -259,11 +328,15 @@ VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
     "cancel": ("take runs off the cluster", _cancel),
     "show": ("one run in full", _show),
     "explain": ("route images through a trained tree", _explain),
+    "predict": ("label images by a model that was kept", _predict),
+    "slices": ("which part of the data a run fails on", _slices),
     "report": ("measured numbers beside the paper's", _report),
     "check": ("whether stored runs are what their records say", _check),
     "publish": ("put checked runs among the published ones", _publish),
     "clean": ("what takes room besides runs, and free it", _clean),
     "perf": ("how fast the loop is, against the network alone", _perf),
+    "new": ("begin a method or dataset of your own", _new),
+    "test": ("the contract tests on a method or dataset of your own", _test),
 }
 """What each is for, and what adds its arguments."""
 
@@ -281,12 +354,15 @@ EXAMPLES = {
         "data get mnist && python -m bench data verify umnist cmnist",
         "data get weights",
         "data standin waterbirds --root standins --size 400",
+        "data add pets ~/pictures/pets && python -m bench data show pets",
+        "data add pets ~/pictures/pets --groups place,season --skip-bad",
     ),
     "plan": ("plan --methods all --datasets all --seeds 5",),
     "run": (
         "run --methods erm --datasets all --seeds 5",
         "run --methods erm --datasets umnist --seeds 3,7 --set umnist.hflip=true",
         "run --methods nct,jtt --datasets all --seeds 5 --cluster slurm/h100.toml",
+        "run --methods erm,nct,george --datasets pets --preset small --seeds 3",
         "run --methods erm --datasets waterbirds --data-root standins \\\n"
         "      --set backbone.name=resnet18 backbone.pretrained=false --quick",
     ),
@@ -306,6 +382,18 @@ EXAMPLES = {
         "explain nct-cmnist-s0 --index 60003,60017",
         "explain nct-cmnist-s0 --images seven.png --json",
         "explain nct-cmnist-s0 --picture tree.png",
+    ),
+    "predict": (
+        "predict nct-cmnist-s0 photos > labels.csv",
+        "predict model.safetensors photos --out labels.csv",
+    ),
+    "new": ("new method smooth", "new dataset birds --package --out ~/projects"),
+    "test": ("test smooth.py", "test smooth"),
+    "slices": (
+        "slices nct-umnist-s0",
+        "slices nct-umnist-s0 --out page --json | jq '.worst'",
+        "slices erm-umnist-s0 --by nct-umnist-s0",
+        "slices nct-umnist-s0 --export worst samples.txt",
     ),
     "report": ("report --out report", "report --out report --published --seeds 5 --pdf"),
     "check": (

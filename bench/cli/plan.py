@@ -25,11 +25,14 @@ def print_plan(grid: Grid, *, as_json: bool, published: bool = False) -> None:
         print_json({**grid.to_json(), "published": published})
         return
     rows = [
-        (job.run_id, grid.statuses[job.run_id].status, _seconds(grid.seconds.get(job.run_id)))
+        (
+            *(job.run_id, grid.statuses[job.run_id].status),
+            *(_seconds(grid.seconds.get(job.run_id)), job.preset),
+        )
         for job in grid.jobs
     ]
     done = f"{grid.counts()['done']} {'published' if published else 'done'}"
-    print_table(f"{len(grid.jobs)} runs, {done}", ("run", "state", "expected"), rows)
+    print_table(f"{len(grid.jobs)} runs, {done}", ("run", "state", "expected", "preset"), rows)
     assert grid.expected is not None and grid.remaining is not None
     print(f"all of them: {_described(grid.expected)}")
     if (to_run := grid.to_run()) and not published:

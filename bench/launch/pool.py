@@ -37,7 +37,7 @@ from bench.record import Record, Status, failed_record
 from bench.runner import WORKER, RunOptions, run_job
 from bench.store import Store
 from datasets.config import Values
-from methods.backbones import LENETS
+from methods.backbones import SMALL_NETWORKS
 
 RETRY_SECONDS = 2.0  # how often to look again at a job that another process is running
 POLL_SECONDS = 0.2  # how long to wait for a message before the source is asked for more jobs
@@ -130,10 +130,10 @@ class Worker:
 
 
 def default_workers(jobs: Sequence[Job]) -> int:
-    """Return how many processes to use: one a GPU, one a core for LeNets, else one."""
+    """Return how many processes to use: one a GPU, one a core for small networks, else one."""
     if torch.cuda.is_available():
         return min(len(jobs), torch.cuda.device_count())
-    if all(job.backbone().name in LENETS for job in jobs):
+    if all(job.backbone().name in SMALL_NETWORKS for job in jobs):
         return max(1, min(len(jobs), available_cores()))
     return 1
 

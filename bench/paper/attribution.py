@@ -128,7 +128,7 @@ def load_subject(trees: Sequence[TreeRun], wanted: str, data_root: Path | None) 
 
     The leaves shown are those of the wanted class or, if no image ends there, of the fullest one.
     """
-    from bench.api import load_model
+    from bench.models import load_model
 
     kept = [one for one in trees if (one.run.folder / "model.safetensors").is_file()]
     chosen = (kept or trees)[0]

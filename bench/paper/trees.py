@@ -10,10 +10,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from bench.arrays import to_batch
 from bench.record import Metrics, Record
 from bench.reporting import figure as plots
 from bench.reporting.collection import Collection, Run
@@ -366,15 +366,7 @@ def explain_samples(
 
 def batch_from_files(files: Sequence[Path], facts: Facts) -> ImageBatch:
     """Read images from files, in colour or grey as the dataset has them, at their own sizes."""
-    arrays = [decode(file) for file in files]
-    sizes = torch.tensor([array.shape[:2] for array in arrays])
-    pixels = np.zeros((len(arrays), *sizes.amax(dim=0).tolist(), 3), dtype=np.uint8)
-    for slot, array in enumerate(arrays):
-        pixels[slot, : array.shape[0], : array.shape[1]] = array
-    batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-    if facts.channels == 1:
-        batch = batch.float().mean(dim=1, keepdim=True).round().to(torch.uint8)
-    return ImageBatch(batch, sizes)
+    return to_batch([decode(file) for file in files], facts.channels)
 
 
 def positions_of(split: LabelledSplit, ids: Sequence[int]) -> Tensor:

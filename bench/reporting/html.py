@@ -264,6 +264,8 @@ def leaf_samples(
     for own in list(by_data.values())[:MAX_TREES]:
         try:
             facts, split = load_split(own[0].record, data_root, "test")
+            if facts.rows:  # there is nothing to look at
+                continue
         except BenchError:
             continue
         for run in own[:share]:
@@ -287,7 +289,11 @@ def _samples(
         batch = split.images.batch(torch.tensor([where[int(sample)] for sample in drawn["id"]]))
         shown = zip(batch.pixels, batch.sizes, drawn["id"], drawn["group"], strict=True)
         images[int(leaf)] = [
-            (data_url(pixels[:, : int(h), : int(w)]), int(sample), facts.groups[group])
+            (
+                data_url(pixels[:, : int(h), : int(w)]),
+                int(sample),
+                facts.groups[group] if group >= 0 else "group not known",
+            )
             for pixels, (h, w), sample, group in shown
         ]
     return images

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from datasets.base import Task
-from methods.backbones import build_backbone
+from methods.backbones import backbone_for, build_backbone
 from methods.base import Context, Fitted, Method, NetworkSpec, Selected, Supervision, register
 from methods.nct.config import NctConfig, PwgaGroups, Strategy
 from methods.nct.depth import Proxy, choose_depth, pseudo_auroc, pseudo_wga, tolerance
@@ -176,7 +176,7 @@ class TreeBuilder:
     def run(self) -> FittedTree:
         """Grow level by level until the depth rule or the configuration says stop."""
         with isolated_randomness(self.ctx.seed("nct", "backbone"), self.ctx.device):
-            backbone = build_backbone(self.task.backbone, self.task.channels)
+            backbone = backbone_for(self.task)
         tree = Tree(backbone, len(self.task.classes))
         choice = choose_depth({}, self.config.z)
         labels, counts = (
@@ -396,6 +396,11 @@ class Nct(Method):
     """Grow a tree of easy and hard heads."""
 
     tree = True
+    slices = (
+        "A slice is a leaf of the tree. A training sample is in the leaf of its class that it was "
+        "trained in; every other sample is in the leaf that scores highest, whatever its class, "
+        "and is taken for that leaf's class."
+    )
 
     def supervision(self, config: NctConfig) -> Supervision:
         """Return no group access; leaves are visible."""

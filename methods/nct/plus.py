@@ -287,6 +287,11 @@ class PlusTreeBuilder(TreeBuilder):
 class NctPlus(Nct):
     """Grow NCT's tree, and calibrate its leaves."""
 
+    slices = (
+        "A slice is a leaf of the tree. A training sample is in the leaf of its class that it was "
+        "trained in; every other sample is in the best leaf of the class that it is taken for."
+    )
+
     training_name = "nct"  # its random streams as well, so that the two differ by the switches only
 
     def selection_rules(self, config: NctConfig) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ may a variant of a method: `[nct_plus]` starts from `[nct]`.
 
 The preset `paper` is what the files here say. The preset `tuned` is what a study found, one file
 for a method on a dataset: in the folder of presets that the user's studies wrote, else in `tuned/`
-here.
+here. The others are for data that has no preset of its own, by its kind: one file each in `kinds/`,
+in which one training recipe is every method's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from datasets.config import build_config
 from datasets.errors import UsageError
 from methods.base import Method
 
-PRESETS = ("paper", "tuned")
+KINDS = ("digits", "scratch", "pretrained", "features", "small")
+PRESETS = ("paper", "tuned", *KINDS)
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Sourced:
 
 @cache
 def read_presets(dataset: str) -> dict[str, dict[str, Sourced]]:
-    """Read every method's preset for a dataset."""
-    path = Path(__file__).with_name(f"{dataset}.toml")
+    """Read every method's preset for a dataset, or for a kind of data (`kinds/NAME`)."""
+    path = Path(__file__).parent / f"{dataset}.toml"
     if not path.is_file():
         return {}
     tables = tomllib.loads(path.read_text())
@@ -76,6 +78,10 @@ def read_tuned(method: str, name: str, folder: Path | None) -> dict[str, Sourced
     return None
 
 
+def _file_of(dataset: str, preset: str) -> str:
+    return f"kinds/{preset}" if preset in KINDS else dataset
+
+
 def has_preset(
     method: Method,
     dataset: str,
@@ -86,8 +92,8 @@ def has_preset(
     data_kind: DataKind = "release",
 ) -> bool:
     """Return whether a preset has values of this method's own; arguments as of `preset_values`."""
-    if preset == "paper":
-        return method.name in read_presets(dataset)
+    if preset == "paper" or preset in KINDS:
+        return method.name in read_presets(_file_of(dataset, preset))
     name = tuned_name(method.name, dataset, quick=quick, data_kind=data_kind)
     return read_tuned(method.name, name, folder) is not None
 
@@ -106,15 +112,15 @@ def preset_values(
     Args:
         method: whose.
         dataset: on which.
-        preset: `paper` or `tuned`.
+        preset: `paper`, `tuned`, or a kind of data.
         folder: where the user's tuned presets are.
         quick: whether the preset is for smoke runs, which have tuned presets of their own.
         data_kind: what data it is for; a stand-in or rebuilt data has tuned presets of its own.
     """
     if preset not in PRESETS:
         raise UsageError(f"unknown preset '{preset}'", f"choose from {', '.join(PRESETS)}")
-    if preset == "paper":
-        entries = read_presets(dataset).get(method.name, {})
+    if preset == "paper" or preset in KINDS:
+        entries = read_presets(_file_of(dataset, preset)).get(method.name, {})
     else:
         name = tuned_name(method.name, dataset, quick=quick, data_kind=data_kind)
         found = read_tuned(method.name, name, folder)

@@ -18,6 +18,8 @@ from bench.record import (
     Status,
     new_record,
 )
+from bench.resources import published_folder
+from bench.store import Store
 
 
 def a_job(method: str = "erm", dataset: str = "cmnist", seed: int = 0, **settings: str) -> Job:
@@ -44,3 +46,11 @@ def a_record(status: Status = Status.DONE, job: Job | None = None, **parts: Any)
 def named(record: Record, run_id: str) -> Record:
     """The record under another name."""
     return replace(record, stored_id=run_id)
+
+
+def published_run(prefix: str) -> str:
+    """The id of a published run with the settings of its preset; the latest of several versions."""
+    store = Store(published_folder())
+    found = [store.record(name) for name in store.matches(f"{prefix}-")]
+    plain = [one for one in found if one is not None and not one.job.overrides]
+    return max(plain, key=lambda one: (one.job.version, one.run_id)).run_id

@@ -39,6 +39,8 @@ def test_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing"):
         _ = bench.nothing  # type: ignore[attr-defined]
     assert {"plan", "run", "tune", "report", "load_results", "load_model"} <= set(dir(bench))
+    assert {"fit", "evaluate", "compare", "check"} <= set(dir(bench))
+    assert all(callable(getattr(bench, name)) for name in bench.__all__)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_kept_model_predicts_what_the_run_predicted(grid: Any, digits_root: Path
         table = grid.store.predictions(job.run_id)
         expected = table[table["split"] == "test"]["pred"].tolist()
         assert model.logits(images).argmax(dim=1).tolist() == expected
-        assert model.predict(images[:2]) == [model.facts.classes[c] for c in expected[:2]]
+        assert list(model.predict(images[:2])) == [model.facts.classes[c] for c in expected[:2]]
 
 
 def _test_images(job: Job, root: Path) -> torch.Tensor:

@@ -216,7 +216,7 @@ def small_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(spec: object, channels: int) -> Backbone:
         return Backbone(nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), 8)
 
-    monkeypatch.setattr("methods.nct.builder.build_backbone", build)
+    monkeypatch.setattr("methods.nct.builder.backbone_for", lambda task: build(task, task.channels))
 
 
 TOY = NctConfig(

@@ -71,7 +71,7 @@ def small_backbone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
         body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
         return Backbone(body, 8)
 
-    monkeypatch.setattr("methods.nct.builder.build_backbone", build)
+    monkeypatch.setattr("methods.nct.builder.backbone_for", lambda task: build(task, task.channels))
 
 
 def fit(task: Task, config: NctConfig, ctx: RunContext) -> FittedTree:
