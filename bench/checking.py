@@ -55,7 +55,7 @@ TOLERANCE = (
 )
 """How far a run may be from itself on another machine: at worst it is another draw of the seed."""
 NO_MATTER = ("python", "platform", "libraries")  # of an environment, or compared apart
-LATER_COLUMNS = ("part",)  # of predictions; runs of earlier versions were made without
+LATER_COLUMNS = ("part", "first")  # of predictions; runs of earlier versions were made without
 REPEATED = ["stage", "iteration", "phase", "epoch", "loss", "selection"]  # of a history: no times
 NO_IMAGES = MemoryImages(torch.empty(0, 1, 1, 1, dtype=torch.uint8))
 

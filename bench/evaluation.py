@@ -150,6 +150,9 @@ def predict_splits(fitted: Fitted, data: LoadedData) -> tuple[pd.DataFrame, dict
         if fitted.val_partition is not None:  # where there is a partition of train besides
             known = fitted.val_partition.cpu() if split == "val" else torch.full((len(leaf),), -1)
             columns["part"] = known.to(torch.int16)
+        if fitted.val_first is not None:
+            known = fitted.val_first.cpu() if split == "val" else torch.full((len(leaf),), -1)
+            columns["first"] = known.to(torch.int16)
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True), metrics
 

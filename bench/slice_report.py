@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -29,8 +30,10 @@ from methods.base import get_method, load_methods
 MAX_PICTURED = 24  # slices with pictures, the worst first: a page must not grow without bound
 TOGETHER = 32  # pictures read at a time: photographs are padded to the largest among them
 RANKED_ON = ("val", "test", "train")  # the first of them in which slices have predictions
-FILE = "file"
+FILE, FIRST = "file", "first"  # columns
 SPLIT_WORDS = {"train": "training", "val": "validation", "test": "test"}
+
+Judge = Literal["first", "own"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ def slice_report(
     data_root: Path | None,
     split: str | None = None,
     by: tuple[Record, Store] | None = None,
+    judge: Judge | None = None,
 ) -> SliceReport:
     """Analyse the slices of a finished run.
 
@@ -110,6 +114,7 @@ def slice_report(
         data_root: where its data may be.
         split: the one to rank slices on; by default validation, where slices reach it.
         by: another run on the same data, with its store, whose slices are taken instead.
+        judge: the `first` model, by default where slices were found from one, or the run's `own`.
 
     Raises:
         UsageError: there are no slices, or none in that split, or they are of other data.
@@ -136,6 +141,7 @@ def slice_report(
     if split == "train":
         samples = _with_training_labels(samples, data)
         samples, training = _with_training_predictions(samples, data, facts, record, store)
+    samples = _judged(samples, split, judge, record)
     again = "test" if split == "val" and _reaches(samples, "test") else None
     files, columns = ({}, None) if data is None else _of_dataset(record, data_root)
     groups = () if facts.groups == facts.classes else facts.groups
@@ -188,13 +194,14 @@ def _samples(record: Record, store: Store) -> pd.DataFrame:
     else:
         assigned = predictions["leaf"]
     named = ["id", "split", "y", "group", "pred", "confidence"]
+    named += [FIRST] if FIRST in predictions else []
     frame = predictions[named].astype({"split": str}).assign(slice=assigned)
     # A record has no word on a partition where groups are not known: its samples tell the split.
     known = frame["id"].isin([] if partition is None else partition["id"])
     own = next(iter(frame["split"][known]), "train")
     if partition is not None and own == "train":
         rows = partition.rename(columns={"part": "slice"})
-        rows = rows.assign(split=own, y=UNKNOWN, pred=UNKNOWN, confidence=np.nan)
+        rows = rows.assign(split=own, y=UNKNOWN, pred=UNKNOWN, confidence=np.nan, first=UNKNOWN)
         frame = pd.concat([rows[list(frame.columns)], frame], ignore_index=True)
     elif partition is not None:
         parts = partition.set_index("id")["part"]
@@ -207,7 +214,7 @@ def _samples(record: Record, store: Store) -> pd.DataFrame:
             f"{record.run_id} has no slices: its method finds no partition of the data",
             f"give a run of {', '.join(having)}; or, by the slices of one, --by THAT_RUN",
         )
-    whole = ("id", "y", "group", "pred", "slice")
+    whole = frame.columns.intersection(["id", "y", "group", "pred", "slice", FIRST])
     return frame.astype(dict.fromkeys(whole, "int64"))
 
 
@@ -218,7 +225,8 @@ def _of_other(record: Record, store: Store, owner: Record, its: Store) -> pd.Dat
             f"{owner.run_id} has slices of other data than {record.run_id} predicts",
             "give two runs on the same data",
         )
-    samples, own = _samples(owner, its), _predictions(record, store).set_index("id")
+    samples = _samples(owner, its).drop(columns=FIRST, errors="ignore")
+    own = _predictions(record, store).set_index("id")
     same = own[["pred", "confidence"]].reindex(samples["id"])
     pred = same["pred"].fillna(UNKNOWN).astype("int64").to_numpy()
     return samples.assign(pred=pred, confidence=same["confidence"].to_numpy())
@@ -256,6 +264,19 @@ def _chosen_split(record: Record, samples: pd.DataFrame, wanted: str | None) -> 
             "give --split " + " or ".join(possible),
         )
     return wanted
+
+
+def _judged(
+    samples: pd.DataFrame, split: str, judge: Judge | None, record: Record
+) -> pd.DataFrame:
+    """Leave the predictions of a first model in where they are to be judged."""
+    there = split == "val" and FIRST in samples
+    if judge == "first" and not there:
+        raise UsageError(
+            f"{record.run_id} has no predictions of a first model for these samples",
+            "leave out --judge; runs of GEORGE keep them, for validation samples",
+        )
+    return samples if there and judge != "own" else samples.drop(columns=FIRST, errors="ignore")
 
 
 def _with_training_labels(samples: pd.DataFrame, data: LabelledSplit | None) -> pd.DataFrame:

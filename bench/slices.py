@@ -5,6 +5,11 @@ one the accuracy inside is compared with that of all other samples of the same s
 with its interval first, then whether chance would make one as large (Fisher's exact test, Holm over
 the slices). Slices are ranked on one split, validation where they reach it, by how much worse
 they are at least; test samples, which had no part in it, then show whether that holds.
+
+Some methods find slices in what a first model had learnt, and then train a robust model to fare
+alike in all of them. There the first model is judged: it tells what the slices are. No test is
+made of it, since slices were made of its own scores; the robust model, which was trained anew, is
+tested in the same slices.
 """
 
 from __future__ import annotations
@@ -228,6 +233,7 @@ class Slice:
         accuracy: on the split that slices are ranked on; none where predictions are not known.
         again: on test, where that is another one; p_holm is corrected for the slices that were
             found worse, and only they have one.
+        own: where a first model is judged, how the run's own model fares in the slice.
         classes, groups: what it consists of, the most frequent first.
         traits: what is over-represented by more than chance in other columns, the most telling
             first.
@@ -240,6 +246,7 @@ class Slice:
     sizes: Mapping[str, int]
     accuracy: Accuracy | None = None
     again: Accuracy | None = None
+    own: Accuracy | None = None
     classes: tuple[Trait, ...] = ()
     groups: tuple[Trait, ...] = ()
     traits: tuple[Trait, ...] = ()
@@ -249,8 +256,14 @@ class Slice:
 
     @property
     def worse(self) -> bool:
-        """Whether it is worse than the rest by more than chance."""
-        return self.accuracy is not None and self.accuracy.worse
+        """Whether it is worse than the rest by more than chance.
+
+        Of a first model, which is not tested: whether it is worse by the whole of the interval.
+        """
+        if self.accuracy is None or self.own is None:
+            return self.accuracy is not None and self.accuracy.worse
+        interval = self.accuracy.difference_interval
+        return interval is not None and interval[1] < 0
 
     @property
     def confirmed(self) -> bool | None:
@@ -278,6 +291,7 @@ class Slice:
             "confirmed": self.confirmed,
             "accuracy": self.accuracy.to_json() if self.accuracy else None,
             "test": self.again.to_json() if self.again else None,
+            "own": self.own.to_json() if self.own else None,
             **{name: [trait.to_json() for trait in getattr(self, name)] for name in lists},
             "confusions": [vars(one) for one in self.confusions],
             "typical": [vars(one) for one in self.typical],
@@ -306,6 +320,8 @@ class Analysis:
         split: the one they are ranked on.
         sizes: all samples of each split, assigned or not.
         assigned: the splits whose samples are assigned to slices.
+        accuracy: of the whole split, by the model that is judged.
+        own_accuracy: of the run's own model, where a first model is judged.
         left_out: columns that were not compared, with the reason.
     """
 
@@ -314,6 +330,7 @@ class Analysis:
     sizes: Mapping[str, int]
     assigned: tuple[str, ...]
     accuracy: float | None = None
+    own_accuracy: float | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -325,6 +342,16 @@ class Analysis:
     def worse(self) -> tuple[Slice, ...]:
         """Every slice that is worse than the rest by more than chance."""
         return tuple(one for one in self.slices if one.worse)
+
+    @property
+    def by_first(self) -> bool:
+        """Whether it is a first model that is judged."""
+        return self.own_accuracy is not None
+
+    @property
+    def still_worse(self) -> tuple[Slice, ...]:
+        """Where a first model is judged: the slices in which the run's own model is worse."""
+        return tuple(one for one in self.slices if one.own is not None and one.own.worse)
 
     def named(self, name: str) -> Slice | None:
         """Return the slice of that name or number."""
@@ -345,7 +372,8 @@ def analyse(
 
     Args:
         samples: a row a sample: `id`, `split`, `slice`, `y`, `group`, `pred`, `confidence`; what is
-            not known is `UNKNOWN`.
+            not known is `UNKNOWN`. Where there is a column `first`, the predictions of the model
+            that slices were found from, that model is judged instead of `pred`.
         names: of classes, groups and slices.
         split: the one on which slices are ranked and described.
         again: another one, on which what was found is looked at again.
@@ -354,7 +382,13 @@ def analyse(
     """
     own = samples[samples["split"] == split].reset_index(drop=True)
     numbers = sorted({*samples["slice"].tolist()} - {UNKNOWN})
+    robust = None
+    if "first" in own:
+        robust = accuracies(own, numbers), _share_right(own)
+        own = own.assign(pred=own["first"], confidence=math.nan)
     found = accuracies(own, numbers)
+    if robust:
+        found = {number: replace(one, p=None, p_holm=None) for number, one in found.items()}
     worse = [number for number in numbers if number in found and found[number].worse]
     second = _again(samples[samples["split"] == again], numbers, worse) if again else {}
     described, left_out = _comparable(columns, own)
@@ -369,20 +403,26 @@ def analyse(
             _sizes(samples, number),
             found.get(number),
             second.get(number),
+            robust[0].get(number) if robust else None,
             *_sorted_traits(traits.get(number, [])),
             *_pictured(own[own["slice"] == number], names, seed),
         )
         for number in numbers
     }
-    known = own[own["pred"] != UNKNOWN]
     return Analysis(
         split,
         tuple(sorted(by_number.values(), key=_rank)),
         {str(name): int(n) for name, n in samples["split"].value_counts().items()},
         tuple(s for s in SPLITS if s in set(samples["split"][samples["slice"] != UNKNOWN])),
-        float((known["pred"] == known["y"]).mean()) if len(known) else None,
+        _share_right(own),
+        robust[1] if robust else None,
         left_out,
     )
+
+
+def _share_right(own: pd.DataFrame) -> float | None:
+    known = own[own["pred"] != UNKNOWN]
+    return float((known["pred"] == known["y"]).mean()) if len(known) else None
 
 
 def _rank(one: Slice) -> tuple[bool, float, int]:
@@ -564,6 +604,8 @@ def table(analysis: Analysis) -> pd.DataFrame:
         for prefix, accuracy in (("", one.accuracy), ("test_", one.again)):
             row |= {f"{prefix}{key}": value for key, value in _flat(accuracy).items()}
         leading = one.leading_traits()
+        if analysis.by_first:
+            row |= {f"own_{key}": value for key, value in _flat(one.own).items()}
         row |= {"worse": one.worse, "confirmed": one.confirmed}
         row["what"] = "; ".join(describe(trait) for trait in leading)
         rows.append(row)

@@ -171,6 +171,8 @@ class Fitted(ABC):
         partition_split: which split that is.
         val_partition: the same for validation, where a method trains on parts of the training split
             and puts validation samples into them as well.
+        val_first: the classes that a first model predicts of validation samples, where the
+            partition was found from what that model had learnt.
         snapshots: the model at earlier iterations, for methods that go through several.
         last_epoch: the same model with the weights of its training's last epoch, where those that
             were selected may be of an earlier one; for diagnostics.
@@ -180,6 +182,7 @@ class Fitted(ABC):
 
     tree_key: ClassVar[str] = ""
     val_partition: Tensor | None = None
+    val_first: Tensor | None = None
 
     def __init__(
         self,

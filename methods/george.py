@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from datasets.base import Task
-from datasets.config import require
+from datasets.config import added, require
 from methods.backbones import Classifier
 from methods.base import Context, Fitted, Stage, StageResult, Supervision, register
 from methods.clustering import (
@@ -83,14 +83,22 @@ class GeorgeConfig(GroupDroConfig, SubclassConfig):
     Attributes:
         selection: the one rule there is: the worst validation cluster.
         true_shares: weigh validation samples in it by the shares of their true groups.
+        prior: validation samples of average accuracy that are added to each cluster in it, so that
+            a cluster of a handful does not choose the epoch by luck.
     """
 
     selection: Literal["worst_cluster"] = "worst_cluster"  # type: ignore[assignment]
     true_shares: bool = False
+    prior: float = added(0.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         SubclassConfig.__post_init__(self)  # GroupDRO's checks do not lead on to it
+        require(self.prior >= 0, f"prior cannot be negative but got {self.prior}")
+        require(
+            not (self.prior and self.true_shares),
+            "prior and true_shares are two ways to weigh the validation clusters: set one of them",
+        )
 
     def quick(self) -> GeorgeConfig:
         """Cut to a smoke run, without UMAP, whose compilation alone takes a minute."""
@@ -152,6 +160,7 @@ def find_clusters(task: Task, config: GeorgeConfig, ctx: Context) -> StageResult
         head, bias = (part.detach().cpu().double() for part in network.head.parameters())
         losses = functional.cross_entropy(train @ head.T + bias, task.train.y, reduction="none")
         ctx.report(stage="george-clusters")
+        first_model = (val @ head.T + bias).argmax(dim=1)
         ids = {"train": torch.zeros_like(task.train.y), "val": torch.zeros_like(task.val.y)}
         found: list[Clusters] = []
         for label in range(len(task.classes)):
@@ -172,18 +181,30 @@ def find_clusters(task: Task, config: GeorgeConfig, ctx: Context) -> StageResult
             "silhouette": [clusters.silhouette for clusters in found],
             "silhouette_samples": [clusters.scored for clusters in found],
         }
-        return StageResult(ids, facts)
+        return StageResult({**ids, "val_first": first_model}, facts)
 
     return ctx.stage(cluster_stage(config), task, compute)
 
 
-def worst_cluster(task: Task, clusters: Tensor, true_shares: bool) -> Selection:
+def worst_cluster(
+    task: Task, clusters: Tensor, true_shares: bool, prior: float = 0.0
+) -> Selection:
     """Score an epoch by its worst validation cluster.
 
     With `true_shares` a sample counts as much as its true group has a larger share of training
-    than of validation.
+    than of validation. With `prior` each cluster is drawn to the average accuracy, as if it had
+    that many more samples.
     """
     y, metric = task.val.y, task.metric
+
+    def drawn(logits: Tensor) -> float:
+        right = (logits.argmax(dim=1) == y).double()
+        sizes = clusters.bincount()
+        counted = (clusters.bincount(right) + prior * right.mean()) / (sizes + prior)
+        return worst_group(100.0 * counted[sizes > 0])
+
+    if prior:
+        return Selection(RULE, drawn)
     if not true_shares:
         return Selection(RULE, lambda logits: worst_group_metric(logits, y, clusters, metric))
     groups, count = task.val.groups, len(task.groups)
@@ -213,7 +234,9 @@ class George(RobustMethod):
 
     slices = (
         "A slice is a cluster of one class in the features of a first model. Validation samples "
-        "are in the cluster of their class that fits them best; test samples are in none."
+        "are in the cluster of their class that fits them best; test samples are in none. How that "
+        "first model fares in them says what the clusters are; the robust model is trained to mend "
+        "it."
     )
 
     def supervision(self, config: GeorgeConfig) -> Supervision:
@@ -229,9 +252,10 @@ class George(RobustMethod):
         self._check(task, config)
         found = find_clusters(task, config, ctx)
         train, val = found.tensors["train"], found.tensors["val"]
-        select = worst_cluster(task, val, config.true_shares)
+        select = worst_cluster(task, val, config.true_shares, config.prior)
         fitted = train_groupdro(task, train, config, ctx, "george", select=select)
         fitted.partition, fitted.val_partition = train, val
+        fitted.val_first = found.tensors.get("val_first")  # none of stages made before it was kept
         sizes = {"sizes": train.bincount().tolist(), "val_sizes": val.bincount().tolist()}
         fitted.details["george"] = {**found.facts, **sizes}
         return fitted
@@ -245,6 +269,10 @@ class George(RobustMethod):
         require(
             not config.true_shares or task.metric != "auroc",
             f"true_shares weighs accuracies but {task.name} is judged by AUROC",
+        )
+        require(
+            not config.prior or task.metric != "auroc",
+            f"prior is of accuracies but {task.name} is judged by AUROC",
         )
 
     def search_space(self, trial: Any, task: Task) -> GeorgeConfig:

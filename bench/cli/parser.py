@@ -266,6 +266,8 @@ def _slices(parser: ArgumentParser) -> None:
     parser.add_argument("--split", choices=splits, help=meaning)
     meaning = "look at RUN's predictions in the slices of this other run on the same data"
     parser.add_argument("--by", metavar="RUN", help=meaning)
+    meaning = "judge the first model that slices were found from (its default), or RUN's own"
+    parser.add_argument("--judge", choices=("first", "own"), help=meaning)
     meaning = "only list the samples of a slice, by name or number or 'worst': files or ids, or CSV"
     parser.add_argument("--export", nargs=2, metavar=("SLICE", "FILE"), help=meaning)
     _paths(parser)

@@ -23,7 +23,8 @@ def run(arguments: Namespace) -> None:
     if arguments.by is not None:
         other = find_run(arguments.by, store_to_read(arguments).root)
         by = other.record, other.store
-    report = slice_report(found.record, found.store, arguments.data_root, arguments.split, by)
+    where = found.record, found.store, arguments.data_root
+    report = slice_report(*where, arguments.split, by, arguments.judge)
     if arguments.export is not None:
         name, file = arguments.export
         _export(report, name, Path(file))
@@ -48,25 +49,32 @@ def _print(report: SliceReport, title: str) -> None:
     rows = []
     for one in found.slices[:SHOWN]:
         own = one.accuracy
+        tested, beside = (one.own, one.own) if found.by_first else (own, one.again)
         rows.append(
             (
                 one.name,
                 own.size if own else one.sizes.get(found.split, 0),
                 percent(own.share) if own else "-",
                 gap(own) if own else "-",
-                p_value(own.p_holm if own else None),
-                gap(one.again) if one.again else "-",
+                p_value(tested.p_holm if tested else None),
+                gap(beside) if beside else "-",
                 "; ".join(map(describe, one.leading_traits())),
             )
         )
     split = SPLIT_WORDS[found.split]
     columns = ("slice", split, "right", "than the rest", "by chance", "on test", "what it is")
+    if found.by_first:
+        judged = ("first model right", "than the rest", "by chance, this run", "in this run")
+        columns = (*columns[:2], *judged, columns[-1])
     whose = f" of {report.owner.run_id}" if report.owner else ""
     print_table(f"{title}: slices{whose}, the worst first", columns, rows)
     if len(found.slices) > SHOWN:
         log(f"and {len(found.slices) - SHOWN} more")
     if report.no_accuracy:
         log(report.no_accuracy)
+    elif found.by_first:
+        still = ", ".join(one.name for one in found.still_worse) or "no slice"
+        log(f"in this run's own model {still} is worse than the rest by more than chance")
     elif found.worst is None:
         log("no slice is worse than the rest by more than chance")
 
