@@ -204,6 +204,8 @@ class Wanted(TypedDict, total=False):
         quick: smoke runs.
         results: where runs are kept; `results` by default.
         data_root: where datasets are; by default $BENCH_DATA or the user's cache.
+        allow_subset: use a dataset some of whose images are missing without them; such runs are
+            labelled, and kept out of the paper's tables.
     """
 
     preset: str
@@ -211,6 +213,7 @@ class Wanted(TypedDict, total=False):
     quick: bool
     results: Path | str
     data_root: Path | str | None
+    allow_subset: bool
 
 
 def make_request(
@@ -237,6 +240,7 @@ def make_request(
         quick=wanted.get("quick", False),
         presets=Path(wanted.get("results", "results")) / "presets",
         all_methods="all" in parse_names(_joined(methods), ("all",)),
+        allow_subset=wanted.get("allow_subset", False),
     )
 
 
