@@ -83,6 +83,8 @@ def test_a_run_and_verify_agree(name: str, tmp_path: Path) -> None:
     checked = dataset.check_images(dataset.require(tmp_path).folder, dataset.config_type(), silent)
     assert data.pixel_digest == checked.sample_digest == pixel_digest(data.splits)
     assert checked.full_digest == pixel_digest(data.splits, whole=True) != checked.sample_digest
+    if name in ("umnist", "cmnist"):
+        return
     # At a smaller resolution a run reads smaller images; verify still reads the whole ones.
     config = dataset.config_type(resolution=32)
     small = dataset.check_images(dataset.require(tmp_path).folder, config, silent)
