@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from bench.audit import parse_interval
 from bench.cost import ExpectedCost, expected_totals, stage_seconds
+from bench.estimate import estimated_seconds
 from bench.job import (
     FIRST_DEVELOPMENT_SEED,
     PUBLISHED_SEEDS,
@@ -96,7 +97,8 @@ class Grid:
         statuses: by run id.
         expected: what the jobs are expected to cost, by finished runs; none if not asked for.
         remaining: the same of the jobs that have not ended.
-        seconds: the expected seconds of each run, by run id, where they are known.
+        seconds: the expected seconds of each run, by run id, where they can be told.
+        estimated: the runs whose seconds come from a short measurement, not from finished runs.
     """
 
     jobs: tuple[Job, ...]
@@ -106,6 +108,7 @@ class Grid:
     expected: ExpectedCost | None = None
     remaining: ExpectedCost | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    estimated: frozenset[str] = frozenset()
 
     def records(self) -> list[Record]:
         """Return the records of the runs that are done."""
@@ -152,6 +155,7 @@ class Grid:
         if self.expected is not None:
             for row, job in zip(runs, self.jobs, strict=True):
                 row["expected_seconds"] = self.seconds.get(job.run_id)
+                row["estimated"] = job.run_id in self.estimated
             totals = {"shared": self.expected.shared, "standalone": self.expected.standalone}
             content["expected_seconds"] = totals
         return content
@@ -204,6 +208,8 @@ class Wanted(TypedDict, total=False):
         quick: smoke runs.
         results: where runs are kept; `results` by default.
         data_root: where datasets are; by default $BENCH_DATA or the user's cache.
+        allow_subset: use a dataset some of whose images are missing without them; such runs are
+            labelled, and kept out of the paper's tables.
     """
 
     preset: str
@@ -211,6 +217,7 @@ class Wanted(TypedDict, total=False):
     quick: bool
     results: Path | str
     data_root: Path | str | None
+    allow_subset: bool
 
 
 def make_request(
@@ -237,6 +244,7 @@ def make_request(
         quick=wanted.get("quick", False),
         presets=Path(wanted.get("results", "results")) / "presets",
         all_methods="all" in parse_names(_joined(methods), ("all",)),
+        allow_subset=wanted.get("allow_subset", False),
     )
 
 
@@ -338,11 +346,21 @@ def survey(
     roots = dict.fromkeys((store.root.resolve(), published_folder().resolve()))
     finished = [record for root in roots for record in Store(root).records() if record.done]
     known = stage_seconds(jobs, finished)
+    threads = RunOptions(data_root=Path(), results=store.root).threads_for
+    guessed = estimated_seconds([j for j in jobs if j.run_id not in known], finished, threads)
+    known |= guessed
+
+    def totals(of: Sequence[Job]) -> ExpectedCost:
+        return replace(
+            expected_totals(of, known), estimated=sum(job.run_id in guessed for job in of)
+        )
+
     return replace(
         grid,
-        expected=expected_totals(jobs, known),
-        remaining=expected_totals(grid.to_run(), known),
+        expected=totals(jobs),
+        remaining=totals(grid.to_run()),
         seconds={run_id: sum(stages.values()) for run_id, stages in known.items()},
+        estimated=frozenset(guessed),
     )
 
 

@@ -278,7 +278,7 @@ class Checker:
             if full and keys.get(stage.name, own) != own:
                 yield f"its stage {own} is not that of its settings, {keys[stage.name]}"
         truth = self._truth(job.dataset, job.dataset_config(), job.fingerprint, job.quick)
-        if job.standin and not truth.labels:
+        if job.data_kind != "release" and not truth.labels:
             return
         if truth.facts.fingerprint() != job.fingerprint:
             right = truth.facts.fingerprint()
@@ -294,10 +294,12 @@ class Checker:
             yield f"there is no preset '{job.preset}'"
             return
         truth = self._truth(job.dataset, job.dataset_config(), job.fingerprint, job.quick)
-        if job.standin and not truth.labels:
-            self.notes["of stand-in data that is not on disk: presets were not compared"] += 1
+        if job.data_kind != "release" and not truth.labels:
+            self.notes[
+                f"of {job.data_kind} data that is not on disk: presets were not compared"
+            ] += 1
             return
-        asked = _request(job, self.data_root if job.standin else NO_DATA, folder)
+        asked = _request(job, NO_DATA if job.data_kind == "release" else self.data_root, folder)
         # The file of weights may be on another machine; what counts of it is its digest.
         kept = {key: value for key, value in job.overrides.items() if key != "backbone.weights"}
         asked = replace(asked, overrides=kept, seeds=(0,))
@@ -320,9 +322,14 @@ class Checker:
         """Return what the protocol says of some data, and the labels if they are on disk."""
         dataset = get_dataset(name)
         facts, place = dataset.facts(config), dataset.locate(self.data_root)
-        if place is not None and dataset.info_on_disk(config, place).fingerprint() == fingerprint:
+        for some in (False, True):
+            if place is None:
+                break
             try:
-                facts, _, labels = dataset.check(self.data_root, config)
+                own = dataset.subset(place, config) if some else place
+                if dataset.info_on_disk(config, own).fingerprint() != fingerprint:
+                    continue
+                facts, _, labels = dataset.check(self.data_root, config, allow_subset=some)
                 if quick:
                     labels = {n: quick_subset(own, QUICK_SIZES[n]) for n, own in labels.items()}
                 known = label_digest(labels)
@@ -461,7 +468,8 @@ def _request(job: Job, data_root: Path, folder: Path) -> Request:
     preset = PRESETS[0] if job.preset == DEFAULT_PRESET else known
     named = (job.method,), (job.dataset,), (job.seed,)
     presets = folder.parents[1] / "presets"
-    return Request(*named, data_root, preset, job.overrides, job.quick, presets)
+    some = job.data_kind == "subset"
+    return Request(*named, data_root, preset, job.overrides, job.quick, presets, allow_subset=some)
 
 
 def _plain(values: Values) -> Values:

@@ -84,7 +84,8 @@ def stage_scope(job: Job) -> dict[str, object]:
     config = job.identity["config"]
     assert isinstance(config, Mapping)
     pinned = get_dataset(job.dataset).facts(job.dataset_config()).label_digest
-    known = pinned is not None and not job.quick and not job.standin
+    whole = not job.quick and job.data_kind not in ("standin", "subset")
+    known = pinned is not None and whole
     return {
         "fingerprint": job.fingerprint,
         "labels": pinned if known else "",

@@ -152,31 +152,39 @@ def mean_costs(store: Store) -> list[MeanCost]:
 class ExpectedCost:
     """What jobs cost together, in seconds of one worker: shared stages counted once, or in each.
 
-    `unknown` jobs, of which no finished run shows the cost, are in neither.
+    `unknown` jobs, of which nothing tells the cost, are in neither. The cost of `estimated` ones
+    is no mean of finished runs, but `bench.estimate`'s.
     """
 
     shared: float
     standalone: float
     unknown: int
+    estimated: int = 0
 
 
 def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, StageSeconds]:
     """Return, by run id, the mean seconds of the stages of finished runs like it.
 
-    Those are the runs of the same method and dataset that are as quick.
+    Those are the runs of the same method, dataset, network and resolution that are as quick.
     """
-    summed: dict[tuple[str, str, bool], dict[str, float]] = {}
-    runs: Counter[tuple[str, str, bool]] = Counter()
+    summed: dict[tuple[object, ...], dict[str, float]] = {}
+    runs: Counter[tuple[object, ...]] = Counter()
     for record in records:
         if record.done and not record.details.get("stack"):
-            key = record.job.method, record.job.dataset, record.job.quick
+            key = _kind(record.job)
             runs[key] += 1
             own = summed.setdefault(key, {})
             for stage in record.cost.stages:
                 own[stage.name] = own.get(stage.name, 0.0) + stage.seconds_standalone
     means = {key: {name: s / runs[key] for name, s in own.items()} for key, own in summed.items()}
-    keys = {job.run_id: (job.method, job.dataset, job.quick) for job in jobs}
+    keys = {job.run_id: _kind(job) for job in jobs}
     return {run_id: means[key] for run_id, key in keys.items() if key in means}
+
+
+def _kind(job: Job) -> tuple[object, ...]:
+    """Return what runs have in common that cost about as much as each other."""
+    network, look = job.config.backbone.get("name"), job.config.dataset.get("resolution")
+    return job.method, job.dataset, job.quick, network, look
 
 
 def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> ExpectedCost:

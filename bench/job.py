@@ -137,6 +137,8 @@ class Job:
             parts.append("--set " + " ".join(settings))
         if self.quick:
             parts.append("--quick")
+        if self.data_kind == "subset":
+            parts.append("--allow-subset")
         return " ".join(parts)
 
     def to_json(self) -> dict[str, object]:
@@ -162,6 +164,7 @@ class Request:
         presets: where the user's tuned presets are, if anywhere.
         all_methods: whether methods were asked for by `all`, of which those that cannot run on a
             dataset are left out; one that was named is an error instead.
+        allow_subset: whether a dataset some of whose images are missing is used without them.
     """
 
     methods: tuple[str, ...]
@@ -173,6 +176,7 @@ class Request:
     quick: bool = False
     presets: Path | None = None
     all_methods: bool = False
+    allow_subset: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,8 @@ def expand(
     for name in request.datasets:
         dataset, place = get_dataset(name), found[name]
         settings = build_config(dataset.config_type, by_owner.get(name, {}), name)
+        if request.allow_subset and place is not None:
+            place = dataset.subset(place, settings)
         facts = dataset.info_on_disk(settings, place)
         root = request.data_root
         usually = facts.backbone, facts.pretrained

@@ -215,11 +215,18 @@ def fit_task(job: Job, data: LoadedData, options: RunOptions, store: Store) -> F
 def load_data(job: Job, root: Path) -> LoadedData:
     """Load a job's dataset, cut down for a quick run, and check that it is the planned one."""
     dataset = get_dataset(job.dataset)
-    data = dataset.load(root, job.dataset_config(), splits=job.splits, quick=job.quick)
+    data = dataset.load(
+        root,
+        job.dataset_config(),
+        splits=job.splits,
+        quick=job.quick,
+        allow_subset=job.data_kind == "subset",
+    )
     if data.facts.fingerprint() != job.fingerprint:
         raise BenchError(
             f"{job.dataset} in {root} is not the data this job was planned for",
-            "plan the job again with the same --data-root",
+            "plan the job again with the same --data-root"
+            + (", and the same images in it" if job.data_kind == "subset" else ""),
         )
     return data
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from datasets.bounded import Bound
 from datasets.errors import BenchError, DataCorrupt
 from datasets.features import RowTransform
 from datasets.images import Images, MemoryImages
@@ -68,6 +69,7 @@ class Facts:
         group_splits: the splits whose group labels are known. Where none are, the groups are the
             classes; where only some are, the others' groups are -1.
         pretrained: whether the network starts from ImageNet weights by default.
+        bound: what photos are scaled down to when they are decoded; none keeps them as they are.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Facts:
     pair_aurocs: Mapping[str, PairAuroc] = field(default_factory=dict)
     group_splits: tuple[str, ...] = SPLITS
     pretrained: bool = True
+    bound: Bound | None = None
 
     @property
     def rows(self) -> bool:
@@ -107,7 +110,7 @@ class Facts:
         return next((name for name, pair in self.pair_aurocs.items() if pair == worst), self.metric)
 
     def fingerprint(self) -> str:
-        """Hash the constants that determine which samples carry which labels.
+        """Hash the constants that determine which samples carry which labels, and their pixels.
 
         Transforms are left out: they are configuration and enter a job's id by themselves. So are
         names and groupings that only evaluation uses. Digests of pixels count where they are known,
@@ -124,6 +127,7 @@ class Facts:
             "label_digest": self.label_digest,
             **{name: pinned for name, pinned in pixels.items() if pinned is not None},
             **({"group_splits": self.group_splits} if self.group_splits != SPLITS else {}),
+            **({"bound": asdict(self.bound)} if self.bound is not None else {}),
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -64,7 +64,7 @@ class Celeba(PhotoDataset):
                 "val": (8_535, 8_276, 2_874, 182),
                 "test": (9_767, 7_535, 2_480, 180),
             },
-            **photo_network(config.resolution),
+            **photo_network(config),
             label_digest=LABEL_DIGEST,
         )
 

@@ -27,10 +27,11 @@ from datasets.base import (
     check_counts,
     label_digest,
 )
+from datasets.decode import file_sizes
 from datasets.errors import BenchError, DataCorrupt, DataMissing, UsageError
 from datasets.fetch import Log, get_command
 from datasets.images import Images
-from datasets.pixels import ImageCheck, Size, image_sizes, pixel_digest
+from datasets.pixels import ImageCheck, Size, pixel_digest
 from datasets.standins.marker import (
     ORIGIN_EXAMPLE,
     ORIGIN_NAME,
@@ -81,17 +82,32 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
+class Subset:
+    """What is there of a dataset some of whose images are missing.
+
+    Attributes:
+        label_digest: of the samples that are there.
+    """
+
+    counts: Mapping[str, int]
+    group_counts: Mapping[str, tuple[int, ...]]
+    label_digest: str
+
+
+@dataclass(frozen=True)
 class OnDisk:
     """Where a dataset was found, and what says that it is a stand-in or rebuilt, if it is.
 
     Attributes:
         own: whether a user registered it (`datasets.own`).
+        subset: what of it is used because more is not there, where a user allowed that.
     """
 
     folder: Path
     marker: Marker | None
     origin: Origin | None = None
     own: bool = False
+    subset: Subset | None = None
 
     @property
     def data_kind(self) -> DataKind:
@@ -100,6 +116,8 @@ class OnDisk:
             return "standin"
         if self.own:
             return "own"
+        if self.subset is not None:
+            return "subset"
         return "release" if self.origin is None else "rebuilt"
 
     @property
@@ -196,12 +214,20 @@ class Dataset(ABC):
         *,
         splits: Sequence[str] = SPLITS,
         quick: bool = False,
+        allow_subset: bool = False,
     ) -> None:
         """Check the labels and decode the images once, before many processes need them.
 
         By default there is nothing to decode.
         """
-        self.check(root, config)
+        self.check(root, config, allow_subset=allow_subset)
+
+    def absent(self, folder: Path, config: Any) -> Mapping[str, Tensor]:
+        """Return, by split, the ids of samples whose image files are not there.
+
+        By default images have no files of their own.
+        """
+        return {}
 
     def metadata(self, folder: Path, config: Any) -> pd.DataFrame | None:
         """Return what else is known of the samples: a row for each `id`, or none if nothing is."""
@@ -240,6 +266,14 @@ class Dataset(ABC):
         facts = replace(facts, pixel_digest=None, full_pixel_digest=None)
         if found.origin is not None:
             facts = replace(facts, protocol=f"{facts.protocol}-rebuilt-{found.origin.name}")
+        if (some := found.subset) is not None:
+            return replace(
+                facts,
+                protocol=f"{facts.protocol}-subset-{some.label_digest[:8]}",
+                counts=some.counts,
+                group_counts=some.group_counts,
+                label_digest=some.label_digest,
+            )
         if found.marker is None:
             return facts
         marker = found.marker
@@ -254,8 +288,54 @@ class Dataset(ABC):
             label_digest=None,
         )
 
-    def check(self, root: Path, config: Any) -> tuple[Facts, OnDisk, Mapping[str, Labels]]:
-        """Read the labels and check them against the protocol, without touching images."""
+    def subset(self, found: OnDisk, config: Any) -> OnDisk:
+        """Return what is there of a dataset some of whose images are missing.
+
+        Raises:
+            DataCorrupt: A group has no image left in a split.
+        """
+        if found.data_kind not in ("release", "rebuilt"):
+            return found
+        every, absent = self.labels(found.folder, config), self.absent(found.folder, config)
+        labels = self._without(every, absent) if absent else every
+        if all(len(labels[name]) == len(own) for name, own in every.items()):
+            return found
+        facts = self.facts(config)
+        group_counts = {
+            name: tuple(torch.bincount(own.groups, minlength=len(facts.groups)).tolist())
+            for name, own in labels.items()
+        }
+        for name, counts in group_counts.items():
+            before = torch.bincount(every[name].groups, minlength=len(facts.groups)).tolist()
+            for group, left, had in zip(facts.groups, counts, before, strict=True):
+                if had and not left:
+                    raise DataCorrupt(
+                        f"of the {had:,} images of {group} in the {name} split of {self.name} none "
+                        f"is in {found.folder}: what is there is no subset to judge a model by",
+                        "get more of the images",
+                    )
+        counted = {name: len(own) for name, own in labels.items()}
+        return replace(found, subset=Subset(counted, group_counts, label_digest(labels)))
+
+    @staticmethod
+    def _without(
+        labels: Mapping[str, Labels], absent: Mapping[str, Tensor]
+    ) -> Mapping[str, Labels]:
+        """Return the labels without those of samples that are absent."""
+        return {
+            name: own[(~torch.isin(own.ids, absent[name])).nonzero()[:, 0]]
+            if name in absent
+            else own
+            for name, own in labels.items()
+        }
+
+    def check(
+        self, root: Path, config: Any, *, allow_subset: bool = False
+    ) -> tuple[Facts, OnDisk, Mapping[str, Labels]]:
+        """Read the labels and check them against the protocol, without reading images.
+
+        With `allow_subset`, samples whose images are missing are left out.
+        """
         if _loading_forbidden:
             raise BenchError("a fit is given its data; it cannot load a dataset")
         found = self.require(root)
@@ -264,6 +344,9 @@ class Dataset(ABC):
         facts = self.info_on_disk(config, found)
         chooses = tuple(k for k in ("protocol", "unknown") if hasattr(config, k))
         check_counts(facts, labels, str(found.folder), chooses)
+        if allow_subset and (some := self.subset(found, config)).subset is not None:
+            labels = self._without(labels, self.absent(found.folder, config))
+            return self.info_on_disk(config, some), some, labels
         return facts, found, labels
 
     def load(
@@ -274,6 +357,7 @@ class Dataset(ABC):
         *,
         splits: Sequence[str] = SPLITS,
         quick: bool = False,
+        allow_subset: bool = False,
     ) -> LoadedData:
         """Read and check the labels of every split, and open the images of the wanted ones.
 
@@ -283,8 +367,9 @@ class Dataset(ABC):
             progress: called while images are decoded.
             splits: the splits whose images are opened; the others are left out of the result.
             quick: keep a small part of every split, before any image is decoded.
+            allow_subset: leave out what has no image file, instead of raising.
         """
-        facts, found, labels = self.check(root, config)
+        facts, found, labels = self.check(root, config, allow_subset=allow_subset)
         if quick:
             labels = {name: quick_subset(part, QUICK_SIZES[name]) for name, part in labels.items()}
         wanted = {name: labels[name] for name in SPLITS if name in splits}
@@ -294,7 +379,7 @@ class Dataset(ABC):
         if found.data_kind == "release":
             comparable = not quick and len(opened) == len(SPLITS)
             pinned = facts.pixel_digest if comparable else None
-            self.require_release(found, pinned, digest, image_sizes(opened))
+            self.require_release(found, pinned, digest, file_sizes(opened))
         return LoadedData(
             facts,
             opened,

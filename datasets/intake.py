@@ -27,7 +27,7 @@ from PIL import Image
 
 from datasets.base import SPLITS, label_digest
 from datasets.dataset import NAME, RESERVED, Progress, silent
-from datasets.decode import decode_all
+from datasets.decode import content_digest, decode_all
 from datasets.errors import BenchError, DataCorrupt, UsageError
 from datasets.fetch import sha256_of
 from datasets.files import DATA, atomic_folder, storage_errors
@@ -499,7 +499,7 @@ def examine(file: Path) -> ImageFile | str:
         return re.sub(r"<_io\.\w+ object at \w+>", "the file", str(error)) or type(error).__name__
     if mode in ("I", "F") and file.suffix.lower() not in (".png", ".pgm", ".ppm"):
         return f"pixels of 32 bits (mode {mode}) have no known scale"
-    return ImageFile(hashlib.blake2b(content, digest_size=16).digest(), *size, mode)
+    return ImageFile(content_digest(content), *size, mode)
 
 
 def _examine(
@@ -568,7 +568,7 @@ def changed_files(table: pd.DataFrame, source: Path) -> list[str]:
 
 def _digest(file: Path) -> bytes:
     try:
-        return hashlib.blake2b(file.read_bytes(), digest_size=16).digest()
+        return content_digest(file.read_bytes())
     except OSError:
         return b""
 

@@ -23,6 +23,7 @@ from datasets.errors import DataCorrupt
 from datasets.photos import (
     PhotoConfig,
     PhotoDataset,
+    photo_bound,
     photo_transforms,
     read_table,
     require_columns,
@@ -97,6 +98,7 @@ class Isic(PhotoDataset):
             channels=3,
             train_transform=train,
             eval_transform=evaluate,
+            bound=photo_bound(config.decode, train, evaluate),
             extra_groupings={"histopath": ("benign_no_hist", "benign_hist", "malignant")},
             pair_aurocs=PAIR_AUROCS,
         )

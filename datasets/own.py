@@ -20,13 +20,20 @@ import numpy as np
 import torch
 
 from datasets.base import SPLITS, Facts, Labels
-from datasets.config import as_plain, build_config, require
+from datasets.bounded import Decoding
+from datasets.config import added, as_plain, build_config, require
 from datasets.dataset import TABLE_METRICS, Dataset, OnDisk, Progress, silent
 from datasets.errors import DataCorrupt, DataMissing, UsageError
 from datasets.features import FeatureRows, RowTransform
 from datasets.fetch import sha256_of
 from datasets.images import Images, MappedImages, MemoryImages
-from datasets.photos import IMAGENET_MEAN, IMAGENET_STD, PhotoDataset, photo_transforms
+from datasets.photos import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    PhotoDataset,
+    photo_bound,
+    photo_transforms,
+)
 from datasets.pixels import ImageCheck
 from datasets.transforms import PaddedRandomCrop, ResizedCentreCrop, Transform
 
@@ -125,9 +132,11 @@ class OwnConfig:
 
     Attributes:
         resolution: side of the images the network sees; 0 is what `dataset.toml` says.
+        decode: whether images are kept scaled down as far as no crop loses resolution.
     """
 
     resolution: int = 0
+    decode: Decoding = added("native", default="bounded")
 
     def __post_init__(self) -> None:
         require(
@@ -167,6 +176,7 @@ class Own(PhotoDataset):
             full_pixel_digest=known.content,
             group_splits=known.group_splits,
             pretrained=known.pretrained,
+            bound=None if known.length else photo_bound(config.decode, train, evaluate),
         )
 
     def matches(self, folder: Path) -> bool:
@@ -190,8 +200,10 @@ class Own(PhotoDataset):
             )
         return found
 
-    def check(self, root: Path, config: OwnConfig) -> tuple[Facts, OnDisk, Mapping[str, Labels]]:
-        """Read the labels and check that they are those that were registered."""
+    def check(
+        self, root: Path, config: OwnConfig, *, allow_subset: bool = False
+    ) -> tuple[Facts, OnDisk, Mapping[str, Labels]]:
+        """Read the labels and check that they are those that were registered, all of them."""
         try:
             return super().check(root, config)
         except DataCorrupt as error:
@@ -213,7 +225,7 @@ class Own(PhotoDataset):
         """Read what a run needs of the samples; files by their whole path."""
         table = self.samples(folder)
         names = [name for name in map(str, table) if not name.startswith(META)]
-        table = table[[name for name in names if name != "content"]]
+        table = table[names]
         if "file" in table:
             table["file"] = [os.path.join(self.description.source, file) for file in table["file"]]
         return table
@@ -250,7 +262,7 @@ class Own(PhotoDataset):
             return Dataset.check_images(self, folder, config, progress)
         found = super().check_images(folder, config, progress)
         changed = changed_files(self.samples(folder), Path(self.description.source))
-        known = {line.split(": ", 1)[0] for line in found.bad_files}
+        known = {*found.missing, *(line.split(": ", 1)[0] for line in found.bad_files)}
         more = [
             f"{file}: not the file that was registered" for file in changed if file not in known
         ]

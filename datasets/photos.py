@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,14 +13,17 @@ import pandas as pd
 import torch
 
 from datasets.base import SPLITS, Labels
+from datasets.bounded import Bound, Decoding, bound_of
+from datasets.config import added
 from datasets.dataset import Dataset, Progress, silent
 from datasets.decode import (
     FOLDER_NAME,
+    Cache,
     decode,
     decode_all,
     decoded_folder,
-    find_mapped,
-    mapped_images,
+    missing_files,
+    open_all,
     remove_damaged,
 )
 from datasets.errors import DataCorrupt, UsageError
@@ -29,6 +31,7 @@ from datasets.images import Images
 from datasets.pixels import SAMPLED, ImageCheck, PixelDigest, spread
 from datasets.transforms import RandomResizedCrop, ResizedCentreCrop, Transform
 
+OF_FILES = ("file", "content")  # columns of a table that are no numbers
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -38,9 +41,12 @@ class PhotoConfig:
 
     Attributes:
         resolution: side of the images the network sees; the paper's is 224.
+        decode: `bounded` keeps photos scaled down as far as no crop loses resolution, `native` as
+            they are, so that crops are those of the published pipelines to the last bit.
     """
 
     resolution: int = 224
+    decode: Decoding = added("native", default="bounded")
 
     def __post_init__(self) -> None:
         if self.resolution < 32:
@@ -73,7 +79,7 @@ class PhotoDataset(Dataset):
         """Read the table, refusing one in which a number is missing or is none."""
         try:
             table = self.table(folder, config)
-            return table.astype({name: "int64" for name in table.columns if name != "file"})
+            return table.astype({name: "int64" for name in table.columns if name not in OF_FILES})
         except (ValueError, TypeError) as error:
             raise DataCorrupt(
                 f"the labels in {folder} are not all whole numbers: {error}",
@@ -85,17 +91,38 @@ class PhotoDataset(Dataset):
     ) -> Mapping[str, Images]:
         """Open the decoded images, decoding them first where that was not done before."""
         parts = _by_split(self._whole_numbers(folder, config))
+        facts = self.facts(config)
         # Protocols differ in which images they take, and must not overwrite each other's pixels.
-        stem = f"{self.name}-{self.facts(config).protocol}"
+        stem = f"{self.name}-{facts.protocol}"
+        caches = {}
+        opened: dict[str, Images] = {}
+        for name, part in labels.items():
+            cache = _cache(folder, parts[name], f"{stem}-{name}", facts.bound)
+            if len(part) < len(parts[name]):
+                chosen = _chosen(folder, parts[name], part.ids)
+                if (whole := cache.find()) is not None:
+                    opened[name] = whole.subset(torch.from_numpy(chosen.nonzero()[0]))
+                    continue
+                some = f"{stem}-{name}-part"
+                cache = _cache(folder, parts[name][chosen], some, facts.bound)
+            caches[name] = cache
+        decoded = open_all(
+            caches, lambda name, *at: progress(f"decoding {self.name} {name}", *at), self.name
+        )
+        return {name: opened[name] if name in opened else decoded[name] for name in labels}
+
+    def absent(self, folder: Path, config: Any) -> Mapping[str, torch.Tensor]:
+        """Return the ids of each split whose image files are not there."""
+        parts = _by_split(self._whole_numbers(folder, config))
+        gone = {
+            name: set(missing_files(folder / file for file in part["file"]))
+            for name, part in parts.items()
+        }
         return {
-            name: _open(
-                folder,
-                parts[name],
-                part.ids,
-                f"{stem}-{name}",
-                partial(progress, f"decoding {self.name} {name}"),
+            name: torch.tensor(
+                part["id"][[folder / file in gone[name] for file in part["file"]]].to_numpy("int64")
             )
-            for name, part in labels.items()
+            for name, part in parts.items()
         }
 
     def prepare(
@@ -103,23 +130,25 @@ class PhotoDataset(Dataset):
         root: Path,
         config: Any,
         progress: Progress = silent,
-        *,
-        splits: Sequence[str] = SPLITS,
-        quick: bool = False,
+        **what: Any,
     ) -> None:
         """Check the labels and decode the images that were not decoded before."""
-        self.load(root, config, progress, splits=splits, quick=quick)
+        self.load(root, config, progress, **what)
 
     def check_images(self, folder: Path, config: Any, progress: Progress) -> ImageCheck:
         """Decode every image file, digest the pixels, and check what was decoded before."""
         parts = _by_split(self._whole_numbers(folder, config))
         ordered = {name: part.sort_values("id")["file"].tolist() for name, part in parts.items()}
-        files = [folder / file for part in ordered.values() for file in part]
+        every = [folder / file for part in ordered.values() for file in part]
+        absent = missing_files(every)
+        lacking = set(absent)
+        files = [file for file in every if file not in lacking]
         sampled = {
             folder / part[place]
             for part in ordered.values()
             for place in spread(len(part), SAMPLED)
         }
+        bound = self.facts(config).bound
         sample, whole, sizes, bad = PixelDigest(), PixelDigest(), set(), []
         decoded = zip(files, decode_all(files, _image_or_error), strict=True)
         for done, (file, image) in enumerate(decoded, start=1):
@@ -130,11 +159,12 @@ class PhotoDataset(Dataset):
             whole.add(image)
             sizes.add((image.shape[1], image.shape[0]))
             if file in sampled:
-                sample.add(image)
+                sample.add(image if bound is None else decode(file, bound))
         places = dict.fromkeys((decoded_folder(folder), folder / FOLDER_NAME))
         notes = [note for place in places for note in remove_damaged(place, f"{self.name}-")]
-        digests = ("", "") if bad else (sample.hexdigest(), whole.hexdigest())
-        return ImageCheck(*digests, sorted(sizes), bad, notes)
+        digests = ("", "") if bad or absent else (sample.hexdigest(), whole.hexdigest())
+        missing = [str(file) for file in absent]
+        return ImageCheck(*digests, sorted(sizes), bad, notes, missing, decoded_folder(folder))
 
 
 def _image_or_error(file: Path) -> np.ndarray | str:
@@ -145,27 +175,21 @@ def _image_or_error(file: Path) -> np.ndarray | str:
         return str(error.__cause__)
 
 
-def _open(
-    folder: Path,
-    part: pd.DataFrame,
-    ids: torch.Tensor,
-    name: str,
-    progress: Callable[[int, int], None],
-) -> Images:
-    """Open the images of a split, or only those with the given ids, which are in its order."""
-    cache, beside = decoded_folder(folder), folder / FOLDER_NAME
+def _cache(folder: Path, part: pd.DataFrame, name: str, bound: Bound | None) -> Cache:
+    """Return the cache of the images of a table."""
+    own, beside = decoded_folder(folder), folder / FOLDER_NAME
+    name = name if bound is None else f"{name}-{bound}"
     files = [folder / file for file in part["file"]]
-    if len(ids) == len(files):
-        return mapped_images(files, cache / name, progress, elsewhere=beside / name)
-    chosen = part["id"].isin(ids.tolist()).to_numpy()
+    digests = part["content"].tolist() if "content" in part else None
+    return Cache(files, own / name, beside / name, bound, digests)
+
+
+def _chosen(folder: Path, part: pd.DataFrame, ids: torch.Tensor) -> np.ndarray:
+    """Return which images of a split have the given ids, which are in its order."""
+    chosen: np.ndarray = part["id"].isin(ids.tolist()).to_numpy()
     if chosen.sum() != len(ids):
         raise DataCorrupt(f"{folder} has images with the same id", "get the released table")
-    whole = find_mapped(files, cache / name, beside / name)
-    if whole is not None:
-        return whole.subset(torch.from_numpy(chosen.nonzero()[0]))
-    few = [file for file, wanted in zip(files, chosen, strict=True) if wanted]
-    part_name = f"{name}-part"
-    return mapped_images(few, cache / part_name, progress, elsewhere=beside / part_name)
+    return chosen
 
 
 def photo_transforms(
@@ -181,6 +205,11 @@ def photo_transforms(
     return train, evaluate
 
 
+def photo_bound(decode: Decoding, *transforms: Transform) -> Bound | None:
+    """Return what photos are scaled down to for some pipelines, if they are."""
+    return bound_of(*transforms) if decode == "bounded" else None
+
+
 class PhotoNetwork(TypedDict):
     """The facts of a set that is trained on as the paper trains on photographs."""
 
@@ -188,16 +217,18 @@ class PhotoNetwork(TypedDict):
     channels: int
     train_transform: Transform
     eval_transform: Transform
+    bound: Bound | None
 
 
-def photo_network(resolution: int) -> PhotoNetwork:
+def photo_network(config: PhotoConfig) -> PhotoNetwork:
     """Return the paper's network and pipelines for photographs."""
-    train, evaluate = photo_transforms(resolution)
+    train, evaluate = photo_transforms(config.resolution)
     return {
         "backbone": "resnet50",
         "channels": 3,
         "train_transform": train,
         "eval_transform": evaluate,
+        "bound": photo_bound(config.decode, train, evaluate),
     }
 
 

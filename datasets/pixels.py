@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from datasets.base import SPLITS, LabelledSplit
-from datasets.images import MappedImages
 
 SAMPLED = 22  # images of each split in the digest of a run
 BATCH = 64  # images that are read at once
@@ -32,8 +32,10 @@ class ImageCheck:
         sample_digest: what a run on all three splits records; empty where an image is bad.
         full_digest: digest of all images; empty where an image is bad.
         sizes: the different widths and heights, where the images lie in files of their own.
-        bad_files: every image that cannot be read, with the reason.
+        bad_files: every image file that cannot be read, with the reason.
         notes: what was found and put right.
+        missing: every image file that is not there.
+        folder: where a list of them can be written; none where images have no files of their own.
     """
 
     sample_digest: str
@@ -41,6 +43,8 @@ class ImageCheck:
     sizes: list[Size] = field(default_factory=list)
     bad_files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    folder: Path | None = None
 
 
 class PixelDigest:
@@ -62,14 +66,6 @@ class PixelDigest:
 def spread(count: int, most: int) -> list[int]:
     """Return at most `most` positions out of `count`, the first among them, evenly spread."""
     return [place * count // min(count, most) for place in range(min(count, most))]
-
-
-def image_sizes(splits: Mapping[str, LabelledSplit]) -> list[Size]:
-    """Return the different sizes of loaded photographs, and nothing for other images."""
-    images = [split.images for split in splits.values()]
-    sizes = [own.sizes for own in images if isinstance(own, MappedImages)]
-    different = torch.cat(sizes).unique(dim=0).tolist() if sizes else []
-    return [(width, height) for height, width in different]
 
 
 def pixel_digest(splits: Mapping[str, LabelledSplit], *, whole: bool = False) -> str:

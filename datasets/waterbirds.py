@@ -66,7 +66,7 @@ class Waterbirds(PhotoDataset):
                 "val": (467, 466, 133, 133),
                 "test": (2_255, 2_255, 642, 642),
             },
-            **photo_network(config.resolution),
+            **photo_network(config),
             label_digest=LABEL_DIGEST,
         )
 

@@ -44,6 +44,7 @@ def expand_jobs(arguments: Namespace, *, need_data: bool = True) -> tuple[list[J
         quick=arguments.quick,
         results=arguments.results,
         data_root=arguments.data_root,
+        allow_subset=getattr(arguments, "allow_subset", False),  # campaigns are of whole data
     )
     explicit = "all" not in [name.strip() for name in arguments.datasets.split(",")]
     return expand_on_disk(request, explicit=explicit, log=log, need_data=need_data)

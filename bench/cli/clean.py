@@ -126,9 +126,16 @@ def _decoded(data_root: Path, busy: bool) -> Iterator[Item]:
     beside = [place.folder / FOLDER_NAME for place in places if place is not None]
     cached = (Path(platformdirs.user_cache_dir("nct-bench")) / "decoded").glob("*/")
     for folder in dict.fromkeys((*beside, *cached)):
-        found = (path for path in _inside(folder) if path.suffix in (".u8", ".npy", ".building"))
+        found = (
+            path
+            for path in _inside(folder)
+            if path.suffix in (".u8", ".npy", ".building", ".journal")
+        )
         for target in sorted({path.with_suffix("") for path in found}):
-            lock, ends = Lock(Path(f"{target}.lock")), (".json", ".u8", ".npy", ".building")
+            lock, ends = (
+                Lock(Path(f"{target}.lock")),
+                (".json", ".u8", ".npy", ".building", ".journal"),
+            )
             paths = _existing(*(Path(f"{target}{end}") for end in ends))
             yield Item("decoded", paths, lock, busy or lock.held())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.cli.list import SPLITS, count_groups, dataset_rows, state
@@ -15,6 +15,7 @@ from datasets import standins
 from datasets.base import Facts, Labels
 from datasets.catalogue import datasets_from, get_dataset, load_datasets
 from datasets.dataset import Dataset, OnDisk, Progress
+from datasets.decode import sum_up
 from datasets.errors import BenchError, DataCorrupt
 from datasets.pixels import ImageCheck
 from datasets.sources import get
@@ -45,8 +46,15 @@ class Verified:
         labels = "pinned, equal" if self.facts.label_digest is not None else "not pinned"
         pixels = "pinned, equal" if self.pixels_pinned else "not pinned"
         origin = self.found.origin
+        bound, name = self.facts.bound, self.dataset.name
+        kept = (
+            f"photos are kept at {bound.words()} ({name}.decode=native keeps them whole)"
+            if bound
+            else ""
+        )
         return [
             *([f"{origin.name}: {origin.note}"] if origin is not None and origin.note else []),
+            *([kept] if kept else []),
             f"counts: {counted}; labels: {labels}",
             f"pixels {pixels}: digest {self.images.full_digest} of all images, "
             f"{self.images.sample_digest} of those a run samples",
@@ -71,6 +79,7 @@ class Verified:
             "pixel_digest": images.sample_digest,
             "full_pixel_digest": images.full_digest,
             "notes": images.notes,
+            "bound": None if facts.bound is None else asdict(facts.bound),
         }
 
     def print(self) -> None:
@@ -161,21 +170,33 @@ def _verify_one(
         facts, found, labels = dataset.check(root, config)
     except BenchError:
         with suppress(BenchError):  # the labels may be what is broken
-            problems += _unreadable(dataset.check_images(found.folder, config, progress))
+            images = dataset.check_images(found.folder, config, progress)
+            problems += _unreadable(images, dataset.name)
         raise
     images = dataset.check_images(found.folder, config, progress)
-    problems += _unreadable(images)
-    if found.data_kind == "release" and not images.bad_files:
+    problems += _unreadable(images, dataset.name)
+    if found.data_kind == "release" and not images.bad_files and not images.missing:
         dataset.require_release(found, facts.pixel_digest, images.sample_digest, images.sizes)
         dataset.require_release(found, facts.full_pixel_digest, images.full_digest, images.sizes)
     return Verified(dataset, facts, found, labels, images)
 
 
-def _unreadable(images: ImageCheck) -> list[BenchError]:
-    bad = images.bad_files
-    message = f"{len(bad)} unreadable image(s):\n    " + "\n    ".join(bad)
-    remedy = "replace them by the released files and verify again"
-    return [DataCorrupt(message, remedy)] if bad else []
+def _unreadable(images: ImageCheck, name: str) -> list[BenchError]:
+    """Return what is wrong with the images: how many are missing or broken, and the first few."""
+    errors: list[BenchError] = []
+    kinds = (
+        (
+            "missing",
+            images.missing,
+            "complete the download and verify again; run --allow-subset takes what is there",
+        ),
+        ("unreadable", images.bad_files, "replace them by the released files and verify again"),
+    )
+    for kind, lines, remedy in kinds:
+        if lines and images.folder is not None:
+            first = sum_up(lines, images.folder / f"{kind}-{name}.txt")
+            errors.append(DataCorrupt(f"{len(lines):,} {kind} image(s):\n    {first}", remedy))
+    return errors
 
 
 def _meant(names: Sequence[str], root: Path) -> list[str]:

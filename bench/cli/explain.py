@@ -72,7 +72,12 @@ def _explained(
         batch = trees.batch_from_files(arguments.images, model.facts)
         return trees.explain_images(model.fitted, batch, names, model.facts, makeup)
     job, root = record.job, arguments.data_root
-    data = get_dataset(job.dataset).load(root, job.dataset_config(), splits=(arguments.split,))
+    data = get_dataset(job.dataset).load(
+        root,
+        job.dataset_config(),
+        splits=(arguments.split,),
+        allow_subset=job.data_kind == "subset",
+    )
     if data.facts.fingerprint() != job.fingerprint:
         other = f"{root} holds other data than the run was made with"
         raise UsageError(other, "give the --data-root of the run")

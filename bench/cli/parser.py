@@ -89,6 +89,8 @@ def _selection(parser: ArgumentParser) -> None:
     )
     _overrides(parser, "change a setting: METHOD.KNOB, DATASET.KNOB or backbone.KNOB")
     _flag(parser, "--quick", "smoke run: two epochs, a few hundred images")
+    meaning = "run on the images that are there where some are missing; labelled, and no result"
+    _flag(parser, "--allow-subset", meaning)
 
 
 def _launching(parser: ArgumentParser) -> None:

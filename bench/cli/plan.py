@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 
 from bench.api import Grid, log_unreadable, survey
@@ -27,7 +28,8 @@ def print_plan(grid: Grid, *, as_json: bool, published: bool = False) -> None:
     rows = [
         (
             *(job.run_id, grid.statuses[job.run_id].status),
-            *(_seconds(grid.seconds.get(job.run_id)), job.preset),
+            "about " * (job.run_id in grid.estimated) + _seconds(grid.seconds.get(job.run_id)),
+            job.preset,
         )
         for job in grid.jobs
     ]
@@ -44,12 +46,21 @@ def print_plan(grid: Grid, *, as_json: bool, published: bool = False) -> None:
 
 def _described(cost: ExpectedCost) -> str:
     """Return both totals: what a machine without any stage on disk does, and each run by itself."""
+    if cost.unknown and not cost.standalone:
+        return "unknown"
     shared = f"{_seconds(cost.shared)} of one worker with shared stages counted once"
     unknown = f", plus {cost.unknown} runs of unknown cost" if cost.unknown else ""
-    return f"{shared}, {_seconds(cost.standalone)} with each run by itself{unknown}"
+    guessed = (
+        f"; {cost.estimated} of them by an estimate: image passes times the network's speed, "
+        "measured on this machine"
+    )
+    known = f"{shared}, {_seconds(cost.standalone)} with each run by itself{unknown}"
+    return known + guessed * bool(cost.estimated)
 
 
 def _seconds(seconds: float | None) -> str:
     if seconds is None:
         return "?"
-    return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:,.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{math.ceil(seconds)} s"

@@ -68,9 +68,17 @@ def prepare(jobs: Sequence[Job], options: RunOptions) -> None:
     from bench.launch.progress import preparation_bar
     from datasets.catalogue import get_dataset
 
-    kinds = {(job.dataset, str(job.config.dataset), job.splits, job.quick): job for job in jobs}
+    kinds = {
+        (job.dataset, str(job.config.dataset), job.splits, job.quick, job.data_kind): job
+        for job in jobs
+    }
     with preparation_bar() as bar:
         for job in kinds.values():
             get_dataset(job.dataset).prepare(
-                options.data_root, job.dataset_config(), bar, splits=job.splits, quick=job.quick
+                options.data_root,
+                job.dataset_config(),
+                bar,
+                splits=job.splits,
+                quick=job.quick,
+                allow_subset=job.data_kind == "subset",
             )

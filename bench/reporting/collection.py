@@ -142,11 +142,12 @@ def load_split(record: Record, data_root: Path | None, split: str) -> tuple[Fact
         raise DataMissing("images were not asked for", "give --data-root")
     job = record.job
     dataset, settings = get_dataset(job.dataset), job.dataset_config()
-    on_disk = dataset.info_on_disk(settings, dataset.require(data_root))
+    place, some = dataset.require(data_root), job.data_kind == "subset"
+    on_disk = dataset.info_on_disk(settings, dataset.subset(place, settings) if some else place)
     if on_disk.fingerprint() != job.fingerprint:
         problem = f"{data_root} holds other data than {record.run_id} was made with"
         raise DataMissing(problem, "give the --data-root of the run")
-    data = dataset.load(data_root, settings, splits=(split,), quick=job.quick)
+    data = dataset.load(data_root, settings, splits=(split,), quick=job.quick, allow_subset=some)
     return data.facts, data.splits[split]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bench import estimate
 from bench.cli import main
 from datasets import standins
 
@@ -52,6 +53,14 @@ def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("digits")
     standins.write("mnist", root, size=600)
     return root
+
+
+@pytest.fixture(autouse=True)
+def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no plan measure how fast a network is here: that takes seconds."""
+    speed = estimate.Speed(train=0.01, evaluate=0.002, features=512)
+    monkeypatch.setattr(estimate, "measured_speed", lambda network: speed)
+    monkeypatch.setattr(estimate, "kept_speed", lambda network: speed)
 
 
 @pytest.fixture

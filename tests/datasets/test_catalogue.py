@@ -36,12 +36,12 @@ FINGERPRINTS = [
     ("cmnist", CmnistConfig("nominal"), "694d90d13d388ba5"),
     ("cmnist", CmnistConfig("cnc"), "592eee251e3a1196"),
     ("cmnist", CmnistConfig("biased_val"), "8623d3c4db07f41d"),
-    ("waterbirds", WaterbirdsConfig(), "7a123ebcd64d939e"),
-    ("waterbirds", WaterbirdsConfig(resolution=64), "7a123ebcd64d939e"),
-    ("celeba", CelebaConfig(), "c2f39af87600735a"),
-    ("isic", IsicConfig(unknown="benign"), "afc9237f87a66e3e"),
-    ("isic", IsicConfig(unknown="benign", pipeline="george"), "afc9237f87a66e3e"),
-    ("isic", IsicConfig(unknown="drop"), "ff15d4c3c756bbb1"),
+    ("waterbirds", WaterbirdsConfig(decode="native"), "7a123ebcd64d939e"),
+    ("waterbirds", WaterbirdsConfig(64, "native"), "7a123ebcd64d939e"),
+    ("celeba", CelebaConfig(decode="native"), "c2f39af87600735a"),
+    ("isic", IsicConfig(decode="native", unknown="benign"), "afc9237f87a66e3e"),
+    ("isic", IsicConfig(decode="native", unknown="benign", pipeline="george"), "afc9237f87a66e3e"),
+    ("isic", IsicConfig(decode="native", unknown="drop"), "ff15d4c3c756bbb1"),
 ]
 STANDIN_FINGERPRINTS = {"umnist": "3e43b40f19613485", "cmnist": "59b0fac473c77a05"}
 

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 from datasets import decode
-from datasets.decode import decoded_folder, mapped_images
+from datasets.decode import Cache, decoded_folder
 from datasets.errors import DataCorrupt
 from datasets.files import StorageError
 from datasets.images import MappedImages, MemoryImages
@@ -34,6 +34,12 @@ SPAWN = multiprocessing.get_context("spawn")
 
 def silent(done: int, total: int) -> None:
     pass
+
+
+def mapped_images(
+    files: list[Path], target: Path, progress: Any, elsewhere: Path | None = None
+) -> MappedImages:
+    return Cache(files, target, elsewhere).open(progress)
 
 
 def write_pictures(folder: Path, sizes: list[tuple[int, int]] = SIZES) -> list[Path]:
@@ -176,7 +182,7 @@ def test_dying_between_the_last_steps_leaves_no_valid_cache(
         patch.setattr(where, step, die)
         with pytest.raises(Killed):
             mapped_images(files, tmp_path / "cache", silent)
-    assert decode._open(tmp_path / "cache", decode._identity(files)) is None
+    assert Cache(files, tmp_path / "cache").find() is None
     assert_holds(mapped_images(files, tmp_path / "cache", silent), files)
 
 
@@ -256,10 +262,10 @@ def test_opening_checks_some_blocks_and_verifying_all(
     unchecked = next(n for n in range(blocks) if n not in decode.spread(blocks, 4))
     pixels[unchecked * 100 + 99] ^= 1
     Path(f"{target}.u8").write_bytes(pixels)
-    assert decode.find_mapped(files, target) is not None, "too little to be seen at a glance"
+    assert Cache(files, target).find() is not None, "too little to be seen at a glance"
     (note,) = decode.remove_damaged(tmp_path, "cache")
     assert f"wrong checksum in block {unchecked} of {blocks}" in note
-    assert decode.find_mapped(files, target) is None
+    assert Cache(files, target).find() is None
     assert_holds(mapped_images(files, target, silent), files)
 
 
@@ -284,14 +290,14 @@ def test_images_of_32_bits_are_refused(tmp_path: Path, kind: Any) -> None:
         decode.decode(tmp_path / "deep.tif")
 
 
-def test_an_unreadable_image_is_named_and_nothing_is_kept(
+def test_an_unreadable_image_is_named_and_nothing_passes_for_a_cache(
     files: list[Path], tmp_path: Path
 ) -> None:
     files[2].write_bytes(files[2].read_bytes()[:60])
     with pytest.raises(DataCorrupt, match=files[2].name) as caught:
         mapped_images(files, tmp_path / "cache", silent)
     assert "data verify" in caught.value.remedy
-    assert not list(tmp_path.glob("cache.[bju]*"))
+    assert Cache(files, tmp_path / "cache").find() is None
     with pytest.raises(DataCorrupt, match="absent"):
         mapped_images([tmp_path / "absent.jpg"], tmp_path / "other", silent)
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
+from datasets import dataset as module
 from datasets.base import SPLITS, Labels, check_counts, label_digest
 from datasets.celeba import Celeba, CelebaConfig
 from datasets.errors import DataCorrupt
@@ -53,6 +56,42 @@ def test_waterbirds(released: Path) -> None:
     )
     ids = torch.cat([part.ids for part in labels.values()])
     assert torch.equal(ids.sort().values, torch.arange(1, 11_789))
+
+
+def test_the_official_layout_is_read_and_rebuilt_photos_are_told_from_it(
+    released: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release's folder names and its table; in the place of each photo one of a few."""
+    monkeypatch.setattr(module, "QUICK_SIZES", {"train": 40, "val": 20, "test": 20})
+    folder = tmp_path / "waterbirds" / "waterbird_complete95_forest2water2"
+    folder.mkdir(parents=True)
+    shutil.copy(released / "waterbirds" / "metadata.csv", folder)
+    sizes = [(500, 375), (375, 500), (112, 112)]
+    for number, size in enumerate(sizes):
+        Image.linear_gradient("L").resize(size).convert("RGB").save(tmp_path / f"{number}.jpg")
+    dataset, config = Waterbirds(), WaterbirdsConfig(resolution=96)
+    files = dataset.table(folder, config)["file"].tolist()
+    assert all(file.count("/") == 1 and file.endswith(".jpg") for file in files)
+    for number, file in enumerate(files):
+        (folder / file).parent.mkdir(exist_ok=True)
+        os.link(tmp_path / f"{number % len(sizes)}.jpg", folder / file)
+    found = dataset.require(tmp_path)
+    assert found.folder == folder and found.data_kind == "release"
+    data = dataset.load(tmp_path, config, quick=True)
+    assert data.data_kind == "release" and data.facts.protocol == "released"
+    kept = {tuple(row) for row in data.splits["train"].images.sizes.tolist()}  # type: ignore[attr-defined]
+    assert kept == {(112, 112), (116, 154), (154, 116)}, "scaled, all but the small one"
+
+    for file in files:  # as the rebuilt photos are: all of one size
+        (folder / file).unlink()
+        os.link(tmp_path / "2.jpg", folder / file)
+    with pytest.raises(DataCorrupt, match="all are 112 x 112, the released ones of many sizes"):
+        dataset.load(tmp_path, config, quick=True)
+    (folder / "origin.toml").write_text('kind = "rebuilt"\nname = "other-scenes"\n')
+    rebuilt = dataset.load(tmp_path, config, quick=True)
+    assert rebuilt.data_kind == "rebuilt"
+    assert rebuilt.facts.protocol == "released-rebuilt-other-scenes"
+    assert rebuilt.facts.fingerprint() != data.facts.fingerprint()
 
 
 def test_one_changed_label_is_noticed(released: Path, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ SWEEP = [
         ({"git": DIRTY}, "left out", "code with uncommitted changes, or of no known commit"),
         ({"git": GitState()}, "left out", "code with uncommitted changes"),
         ({"data_kind": "rebuilt"}, "left out", "data that is not the release: rebuilt"),
+        ({"data_kind": "subset"}, "left out", "data that is not the release: subset"),
         (
             {"stages": [stage("erm", "a", 1.0, resumed_from=("aaa",))]},
             "left out",
