@@ -1,9 +1,9 @@
 """RWY, SUBY, RWG, SUBG: ERM on samples drawn evenly over classes (Y) or over groups (G).
 
 Paper: Idrissi et al. 2022, Simple Data Balancing Achieves Competitive Worst-Group-Accuracy;
-    authors' code facebookresearch/BalancingGroups. RW* draw as many samples an epoch as there are, with
-    replacement; SUB* draw one subset at the start, in which every class or group is as large as the
-    smallest. The loss is the plain mean. Supervision: groups of validation, for the choice of the
+    authors' code facebookresearch/BalancingGroups. RW* draw as many samples an epoch as there are,
+    with replacement; SUB* draw one subset at the start, in which every class or group is as large
+    as the smallest. The loss is the plain mean. Supervision: groups of validation, to choose the
     epoch (V yes; no where `selection` reads none); those of training for RWG and SUBG (T yes) and
     not for RWY and SUBY (T no).
 Deviations: classes and groups without a training sample are left out; in the authors' code the
