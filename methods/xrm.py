@@ -158,7 +158,8 @@ def find_environments(task: Task, config: XrmConfig, ctx: Context) -> StageResul
 
     def compute(task: Task, ctx: Context) -> StageResult:
         y = task.train.y
-        owner = torch.randint(TWINS, (len(y),), generator=ctx.generator("xrm", "owners"))
+        coins = ctx.generator("xrm", "owners")
+        owner = torch.randint(TWINS, (len(y),), generator=coins, device=ctx.device)
         loss = CrossRisk(y, owner, len(task.classes))
         outputs = (_frozen_twins if config.twins.frozen else _twins)(task, config.twins, loss, ctx)
         train, val = outputs
