@@ -125,7 +125,8 @@ def class_balanced_sum(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Add up the mean cross-entropies of the classes that occur among the labels."""
     losses = functional.cross_entropy(logits, labels, reduction="none")
     members = functional.one_hot(labels, classes).to(losses.dtype)
-    return ((losses @ members) / members.sum(dim=0).clamp(min=1)).sum()
+    total: Tensor = ((losses @ members) / members.sum(dim=0).clamp(min=1)).sum()
+    return total
 
 
 def flip_probability(confidence: Tensor, classes: int) -> Tensor:
