@@ -125,8 +125,7 @@ def class_balanced_sum(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Add up the mean cross-entropies of the classes that occur among the labels."""
     losses = functional.cross_entropy(logits, labels, reduction="none")
     members = functional.one_hot(labels, classes).to(losses.dtype)
-    total: Tensor = ((losses @ members) / members.sum(dim=0).clamp(min=1)).sum()
-    return total
+    return ((losses @ members) / members.sum(dim=0).clamp(min=1)).sum()
 
 
 def flip_probability(confidence: Tensor, classes: int) -> Tensor:
@@ -137,7 +136,8 @@ def flip_probability(confidence: Tensor, classes: int) -> Tensor:
 def mistaken(outputs: Tensor, y: Tensor) -> Tensor:
     """Return environment 1 where either twin is wrong, else 0."""
     answers = outputs.unflatten(1, (-1, TWINS)).argmax(dim=1)
-    return (answers != y[:, None]).any(dim=1).long()
+    found: Tensor = (answers != y[:, None]).any(dim=1).long()
+    return found
 
 
 def is_degenerate(environments: Sequence[tuple[Tensor, Tensor]], classes: int) -> bool:
