@@ -198,6 +198,12 @@ class Split:
             return Split(self._name, self.images, self.y, self.ids, self.groups)
         return Split(self._name, self.images, self.y, self.ids, None)
 
+    def subset(self, index: Tensor) -> Split:
+        """Return the samples at `index`, in that order, with the group labels that are granted."""
+        granted = None if self._granted is None else self._granted[index]
+        images = self.images.subset(index)
+        return Split(self._name, images, self.y[index], self.ids[index], granted)
+
     def __len__(self) -> int:
         return len(self.y)
 

@@ -194,6 +194,17 @@ def build_classifier(task: Task, ctx: Context, name: str) -> Classifier:
     return classifier
 
 
+def train_head_only(model: Classifier) -> dict[str, Any]:
+    """Return what a `Training` is given to leave a network's backbone as it is."""
+
+    def set_mode(trained: nn.Module) -> None:
+        assert isinstance(trained, Classifier)
+        trained.train()
+        trained.backbone.eval()
+
+    return {"parameters": [{"params": list(model.head.parameters())}], "set_mode": set_mode}
+
+
 class FittedClassifier(Fitted):
     """An ordinary network that maps images to class logits."""
 

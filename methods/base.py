@@ -11,10 +11,11 @@ import importlib
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
@@ -35,6 +36,11 @@ BUILT_IN = (
     "methods.exmap",
     "methods.nct.builder",
     "methods.nct.plus",
+    "methods.balanced",
+    "methods.afr",
+    "methods.xrm",
+    "methods.self",
+    "methods.lff",
 )
 NAME = re.compile("[a-z][a-z0-9_]{,39}")  # run ids, file names and `--set` keys are made of it
 RESERVED = ("all", "backbone")  # what else stands there
@@ -247,6 +253,10 @@ class Method(ABC):
         slices: where it partitions samples, what a part is, and how samples that it was not
             trained on get into one, in sentences for people who read of slices.
         takes_rows: whether it runs on rows of features as well as on images.
+        extended: whether it stands in tables of the whole field alone, and not in the main table
+            and what belongs to that.
+        further_rows: settings under which tables of the whole field have another row of it, by what
+            that row is called.
         distribution: the installed package that brought it, or else the module that registered it;
             None for those of this repository.
     """
@@ -260,6 +270,8 @@ class Method(ABC):
     tree: ClassVar[bool] = False
     slices: ClassVar[str] = ""
     takes_rows: ClassVar[bool] = True
+    extended: ClassVar[bool] = False
+    further_rows: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
     distribution: str | None = None
 
     @property

@@ -24,7 +24,12 @@ from torch.nn import functional
 
 from datasets.base import Task
 from datasets.config import require
-from methods.backbones import FittedClassifier, SingleNetworkMethod, build_classifier
+from methods.backbones import (
+    FittedClassifier,
+    SingleNetworkMethod,
+    build_classifier,
+    train_head_only,
+)
 from methods.base import Context, Fitted, Method, Supervision, register
 from methods.optimisation import TrainConfig
 from methods.presets import preset_config
@@ -116,10 +121,13 @@ def train_groupdro(
     ctx: Context,
     name: str,
     select: Selection | None = None,
+    *,
+    head_only: bool = False,
 ) -> FittedClassifier:
     """Train a fresh network against the worst of the given training groups.
 
-    Groups without samples are left out: they would take weight without ever having a loss.
+    Groups without samples are left out: they would take weight without ever having a loss. With
+    `head_only` the backbone stays as it was built, its batch-norm statistics included.
     """
     present, groups = torch.unique(groups, return_inverse=True)
     model = build_classifier(task, ctx, name)
@@ -133,6 +141,7 @@ def train_groupdro(
         sampler=group_balanced_sampler(groups) if config.balanced else None,
         objective=RobustLoss(groups, units, config.eta, config.adjustment, negatives),
         select=select,
+        **(train_head_only(model) if head_only else {}),
     ).run()
     details: dict[str, object] = {"robust_groups": present.tolist()}
     return FittedClassifier(model, selection=selected, details=details)

@@ -27,15 +27,20 @@ class Selection:
     score: Callable[[Tensor], float]
     higher_is_better: bool = True
     always_last: bool = False
+    latest_of_equals: bool = False
 
     def better(self, new: float, best: float) -> bool:
         """Return whether `new` replaces `best`; any number replaces an undefined (NaN) one."""
         if self.always_last or (math.isnan(best) and not math.isnan(new)):
             return True
+        if self.latest_of_equals and new == best:
+            return True
         return new > best if self.higher_is_better else new < best
 
 
-RuleName = Literal["val_avg", "val_loss", "val_auroc", "val_wga", "val_worst_auroc", "last"]
+RuleName = Literal[
+    "val_avg", "val_loss", "val_auroc", "val_wga", "val_worst_auroc", "val_worst_class", "last"
+]
 RULES: tuple[str, ...] = get_args(RuleName)
 WORST_GROUP_RULES = ("val_wga", "val_worst_auroc")  # these read validation groups
 
@@ -55,6 +60,8 @@ def selection(rule: str, task: Task) -> Selection:
         )
     if rule == "val_auroc":
         return Selection(rule, lambda logits: auroc(margin_score(logits), y))
+    if rule == "val_worst_class":  # as worst groups go where no group is known
+        return Selection(rule, lambda logits: worst_group_metric(logits, y, y, "wga"))
     if rule in WORST_GROUP_RULES:
         groups, metric = task.val.groups, "auroc" if rule == "val_worst_auroc" else "wga"
         return Selection(rule, lambda logits: worst_group_metric(logits, y, groups, metric))

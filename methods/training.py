@@ -105,6 +105,11 @@ def augmented_together(parts: list[Tensor], pixels: int) -> list[list[Tensor]]:
     return [parts[start : start + size] for start in range(0, len(parts), size)]
 
 
+def copied(model: nn.Module) -> dict[str, Tensor]:
+    """Copy a model's weights and buffers as they are."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
 @dataclass
 class Training:
     """One training of one model; `run` carries it out, from the last checkpoint if there is one.
@@ -122,6 +127,7 @@ class Training:
         average: decay of a moving average of the weights, which is then what is scored, kept and
             shown instead of the weights themselves; 0 is none.
         at_end: is shown the model of the last epoch, before the selected weights are put back.
+        keep_after: numbers of epochs after which the weights are kept, in `kept`.
     """
 
     model: nn.Module
@@ -139,6 +145,8 @@ class Training:
     average: float = 0.0
     predict: Callable[[nn.Module, EvalImages], Tensor] = predict_with
     at_end: Callable[[nn.Module], object] | None = None
+    keep_after: tuple[int, ...] = ()
+    kept: dict[int, dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     _loss: nn.Module = field(init=False, repr=False)
     _draw: Sampler = field(init=False, repr=False)
@@ -205,12 +213,14 @@ class Training:
         if self._rule.better(value, self._best_value) or not self._best_state:
             self._best_value, self._best_epoch = value, self._epoch
             self._epochs_without_improvement = 0
-            self._best_state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+            self._best_state = copied(model)
         where = {"stage": self.name, "epoch": self._epoch, **self.where}
         seconds = time.perf_counter() - began
         self.ctx.history(where, loss=loss, selection=value, lr=rate, seconds=seconds)
         self.ctx.audit(where, outputs, model, last=self._ends_after(self._epoch + 1))
         self._epoch += 1
+        if self._epoch in self.keep_after:
+            self.kept[self._epoch] = copied(model)
         self.ctx.save(self.name, self._state())
         self._report(selection=value, rule=self._rule.rule)
 
@@ -291,6 +301,7 @@ class Training:
             "schedule": self._schedule.state_dict() if self._schedule is not None else None,
             "averaged": self._averaged.state_dict() if self._averaged is not None else None,
             "best_state": self._best_state,
+            **({"kept": self.kept} if self.keep_after else {}),
             "progress": [
                 self._epoch,
                 self._best_epoch,
@@ -311,5 +322,6 @@ class Training:
         if self._averaged is not None:
             self._averaged.load_state_dict(state["averaged"])
         self._best_state = state["best_state"]
+        self.kept = state.get("kept", {})
         self._epoch, self._best_epoch, idle, self._best_value = state["progress"]
         self._epochs_without_improvement = idle

@@ -31,7 +31,7 @@ from bench.job import (
     identity_changes,
 )
 from bench.record import Record, Unreadable
-from bench.reporting.names import dataset_title, method_title
+from bench.reporting.names import dataset_title, in_main_table, method_title
 from bench.reporting.table import Cell, CellKey, Table
 from bench.store import Store, read_table
 from datasets.base import Facts, LabelledSplit
@@ -168,6 +168,10 @@ class Collection:
     def of_kind(self, kind: Kind) -> list[Run]:
         """Return the runs of one kind, in the store's order."""
         return [run for run in self.runs if run.kind == kind]
+
+    def of_main_table(self) -> list[Run]:
+        """Return the published runs of the main table's methods, in the store's order."""
+        return [run for run in self.of_kind("published") if in_main_table(run.job.method)]
 
     def count(self, kind: Kind) -> int:
         """Return how many runs there are of one kind; unreadable ones are left out."""

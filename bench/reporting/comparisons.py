@@ -205,7 +205,7 @@ def _on_one_machine(runs: Collection, dataset: str) -> tuple[list[Run], str, str
 
     Also the kind, and how many runs others made.
     """
-    found = [run for run in runs.of_kind("published") if run.job.dataset == dataset]
+    found = [run for run in runs.of_main_table() if run.job.dataset == dataset]
     counted = Counter(run.record.provenance.hardware() for run in found)
     if not counted:
         return [], "", ""

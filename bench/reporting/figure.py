@@ -128,7 +128,7 @@ def write_figures(
     would show other runs than the report beside it.
     """
     root, smoke = given.data_root, tuple(given.runs.of_kind("smoke"))
-    inputs = [FigureInput(tuple(given.runs.of_kind("published")), False, root, given.reference)]
+    inputs = [FigureInput(tuple(given.runs.of_main_table()), False, root, given.reference)]
     inputs += [FigureInput(smoke, True, root)] if smoke else []
     return [
         _write(spec, shown, out, formats)

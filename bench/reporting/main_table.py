@@ -62,7 +62,7 @@ class Tier:
 
 
 def tiers(reference: Reference) -> list[Tier]:
-    """Return all registered methods and those of a paper, tier by tier, in the order of tables."""
+    """Return the main table's methods and a paper's, tier by tier, in the order of tables."""
     order = dict.fromkeys([*names.methods_in_order(), *reference.methods])
     return sorted(map(_tier, order), key=lambda tier: TIERS.index(tier.section))
 
@@ -97,7 +97,7 @@ def by_method(
 
 def machines(runs: Collection) -> str:
     """Return on what the published runs were made, and what that means for repeating them."""
-    origins = [run.record.provenance for run in runs.of_kind("published")]
+    origins = [run.record.provenance for run in runs.of_main_table()]
     counted = Counter(
         f"{one.hardware()}, torch {one.environment.libraries.get('torch') or 'unknown'}"
         for one in origins

@@ -19,11 +19,18 @@ def method_title(name: str) -> str:
     return method.title if method is not None else name
 
 
+def in_main_table(name: str) -> bool:
+    """Return whether a method stands in the main table; one no longer registered does."""
+    method = load_methods().get(name)
+    return method is None or not method.extended
+
+
 def methods_in_order(names: Iterable[str] = ()) -> list[str]:
-    """Return the given methods, or else all registered ones, in the order of tables."""
+    """Return the given methods, or else those of the main table, in the order of tables."""
     registered = sorted(load_methods().values(), key=lambda method: (method.order, method.name))
     order = {method.name: place for place, method in enumerate(registered)}
-    return sorted(set(names) or order, key=lambda name: (order.get(name, len(order)), name))
+    chosen = set(names) or {method.name for method in registered if not method.extended}
+    return sorted(chosen, key=lambda name: (order.get(name, len(order)), name))
 
 
 def dataset_names() -> tuple[str, ...]:

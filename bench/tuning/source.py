@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "val")  # a trial's: the test split is never loaded
 MAX_WORKER_DEATHS = 3  # of one launcher, after which something other than luck is at fault
-RULES_WITHOUT_GROUPS = ("val_avg", "val_auroc", "last")
+RULES_WITHOUT_GROUPS = ("val_avg", "val_auroc", "val_worst_class", "last")
 MIN_EPOCHS = 1  # epochs of a phase in which no trial is pruned
 LONGEST_PHASE = 100_000  # more epochs than a phase can have: keeps the steps of phases apart
 MOST_PHASES = 10  # more than an iteration can have
@@ -269,7 +269,8 @@ def objective_value(
     What the tier hides is not given to it: `val` has the validation metrics that the tier grants.
     """
     rule = selected.rule if selected is not None else ""
-    own = rule != "" and rule not in RULES  # the method's own figure, made under its tier
+    # The method's own figure, made under its tier, or the counterpart of a worst group without any.
+    own = rule != "" and (rule not in RULES or rule == "val_worst_class")
     if selected is not None and (own or (tier.val_groups and rule in WORST_GROUP_RULES)):
         name, value = rule, selected.value
     else:

@@ -230,5 +230,7 @@ def test_confidence_is_the_softmax_of_the_highest_score() -> None:
 def test_methods_that_partition_say_what_their_slices_are(method: Method) -> None:
     store = Store(published_folder())
     done = [name for name in store.run_ids() if name.startswith(f"{method.name}-")]
+    if not done and method.extended:
+        pytest.skip("no run of it is published yet")
     having = any((store.runs / name / "partition.parquet").is_file() for name in done)
     assert having == bool(method.slices)

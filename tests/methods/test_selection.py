@@ -19,7 +19,11 @@ from methods.selection import RULES, Selection, selection
 def logits(toy_data: LoadedData) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     y = toy_data.splits["val"].labels.y
-    return torch.randn(len(y), 2, generator=generator) + functional.one_hot(y)
+    return (
+        torch.randn(len(y), 2, generator=generator)
+        + functional.one_hot(y)
+        + torch.tensor([0.0, 0.3])
+    )
 
 
 def test_scores_by_hand(granted_task: Task, logits: Tensor) -> None:
@@ -37,12 +41,13 @@ def test_scores_by_hand(granted_task: Task, logits: Tensor) -> None:
         "val_loss": float(functional.cross_entropy(logits, y)),
         "val_auroc": pairs_won(y == 0),
         "val_wga": min(by_group),
+        "val_worst_class": min(100 * float(right[y == c].mean()) for c in range(2)),
         "val_worst_auroc": min(pairs_won(groups == 0), pairs_won(groups == 1)),
     }
     assert set(expected) == set(RULES)
     for rule, value in expected.items():
         assert selection(rule, granted_task).score(logits) == pytest.approx(value), rule
-    assert len(set(expected.values())) == 5  # only `last` shares its score with another
+    assert len(set(expected.values())) == 6  # only `last` shares its score with another
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -67,6 +72,12 @@ def test_direction(toy_task: Task) -> None:
     assert not accuracy.better(1.0, 1.0) and not loss.better(1.0, 1.0)  # the earlier epoch stays
     last = selection("last", toy_task)
     assert last.better(0.0, 1.0) and last.better(math.nan, 1.0)
+
+
+def test_the_later_of_equal_epochs_may_win() -> None:
+    rule = Selection("any", lambda outputs: 0.0, latest_of_equals=True)
+    assert rule.better(1.0, 1.0) and rule.better(2.0, 1.0) and not rule.better(0.5, 1.0)
+    assert not rule.better(math.nan, math.nan)
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])
