@@ -186,9 +186,9 @@ def _with_network(
     lenet = spec.name in LENETS
     side = resolution or (LENET_SIDE if lenet else min(PHOTO_SIDE, _longer_side(images)))
     require(side >= SMALLEST_SIDE, f"resolution must be at least {SMALLEST_SIDE} but got {side}")
-    if lenet and (side, side) != LENET_SHAPES[spec.name]:
+    if lenet and (side, side) != (shape := LENET_SHAPES[spec.name]):
         raise UsageError(
-            f"{spec.name} takes images of {' x '.join(map(str, LENET_SHAPES[spec.name]))}, not {side}",
+            f"{spec.name} takes images of {shape[0]} x {shape[1]}, not {side}",
             "leave resolution out, or choose another backbone, e.g. resnet18",
         )
     look = (IMAGENET_MEAN, IMAGENET_STD) if facts.channels == 3 else _mean_and_std(images)

@@ -64,6 +64,7 @@ class CmnistIrm(MnistDataset):
 
     name: ClassVar[str] = "cmnist_irm"
     title: ClassVar[str] = "CMNIST-IRM"
+    extended: ClassVar[bool] = True
     order: ClassVar[int] = 70
     table_metrics: ClassVar[tuple[str, ...]] = ("wga", "avg")
     config_type: ClassVar[type[CmnistIrmConfig]] = CmnistIrmConfig
@@ -107,7 +108,11 @@ class CmnistIrm(MnistDataset):
         }
 
     def images(
-        self, folder: Path, config: CmnistIrmConfig, labels: Mapping[str, Labels], progress: Progress
+        self,
+        folder: Path,
+        config: CmnistIrmConfig,
+        labels: Mapping[str, Labels],
+        progress: Progress,
     ) -> Mapping[str, Images]:
         """Put each image into the channel of its colour."""
         pixels = self.pixels(folder, labels)

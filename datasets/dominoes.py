@@ -98,6 +98,7 @@ class Dominoes(Dataset):
 
     name: ClassVar[str] = "dominoes"
     title: ClassVar[str] = "Dominoes"
+    extended: ClassVar[bool] = True
     order: ClassVar[int] = 60
     table_metrics: ClassVar[tuple[str, ...]] = ("wga", "avg")
     config_type: ClassVar[type[DominoesConfig]] = DominoesConfig
@@ -187,9 +188,7 @@ def _required_mnist(folder: Path) -> Path:
     return found
 
 
-def _paired(
-    photos: list[Numbers], digits: list[Numbers], correlation: float
-) -> dict[str, _Pairs]:
+def _paired(photos: list[Numbers], digits: list[Numbers], correlation: float) -> dict[str, _Pairs]:
     """Draw the pairs of each split from the classes of the training and the test files."""
     rng = np.random.RandomState(SEED)
     kinds = [(file, own) for file in (0, 1) for own in ((photos, VEHICLES), (digits, DIGITS))]

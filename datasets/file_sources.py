@@ -56,9 +56,7 @@ class Wanted:
     remedy: str
 
 
-def fetch_from_first(
-    wanted: Wanted, folder: Path, log: Log, sources: Sequence[FileSource]
-) -> None:
+def fetch_from_first(wanted: Wanted, folder: Path, log: Log, sources: Sequence[FileSource]) -> None:
     """Try the sources in order until one gives the right files; none that is there is replaced."""
     reasons: list[str] = []
     for source in sources:

@@ -398,6 +398,10 @@ class ExMap(SingleNetworkMethod, Method):
         "validation samples. The last layer was fitted on them; other samples are in none."
     )
 
+    def fits_on_validation(self, config: ExMapConfig) -> bool:
+        """Return that the last layer is fitted there."""
+        return True
+
     def stages(self, config: ExMapConfig) -> tuple[Stage, ...]:
         """Return the first model, and the clusters of its heatmaps."""
         return erm_stage(config.erm), cluster_stage(config)

@@ -174,7 +174,7 @@ def main_results(given: ReportInput) -> Table:
         ),
         row_headers=("Method", "T", "V", "I", "Source"),
         columns=tuple(map(_main_column, _main_keys())),
-        rows=_best_by_tier(rows),
+        rows=best_by_tier(rows),
         notes=(
             *([origin] if reference else []),
             seeds_note(cell for row in rows for cell in row.cells),
@@ -256,7 +256,7 @@ def difference(measured: Cell, paper: Cell | None) -> Cell:
     )
 
 
-def _best_by_tier(rows: Sequence[Row]) -> tuple[Row, ...]:
+def best_by_tier(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Mark the best of each tier and column, measured and paper apart."""
     marked = {}
     for alike in grouped(rows, lambda row: (row.section, row.source)).values():
