@@ -1,4 +1,4 @@
-"""Two-colour MNIST with noisy labels: the colour goes with the label more often than the digit does.
+"""Two-colour MNIST with noisy labels: in training the colour tells the label better than the digit.
 
 Paper: Arjovsky et al. 2019 (invariant risk minimisation). A quarter of all labels is wrong, so that
 who reads the digit is right in 75% of any group; the colour agrees with the label in 80% (images at

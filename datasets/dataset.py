@@ -121,8 +121,8 @@ class Dataset(ABC):
             own metric, and the average accuracy beside a worst-group accuracy.
         metric_titles: how tables spell the metrics.
         source: what `bench data get` fetches for it; the name by default.
-        extended: whether it stands in tables of the whole field alone, and not in the main table and
-            what belongs to that.
+        extended: whether it stands in tables of the whole field alone, and not in the main table
+            and what belongs to that.
         files_pinned: whether `check_files` compares all files with known sums, pixels among them.
         distribution: the installed package that brought it, or else the module that registered it;
             None for those of this repository.

@@ -2,12 +2,12 @@
 
 Paper: Shah et al. 2020 (pitfalls of simplicity bias), whose pairs these are: MNIST's 0 above
 CIFAR-10's automobiles, its 1 above the trucks, the digit padded to 32 x 32. There the pairs are
-perfectly correlated, and a network is judged by randomising one half; the form with rare conflicting
-pairs is that of Kirichenko et al. 2023 (DFR), who published no generator. Which images are paired,
-how many, and with them all counts and digests are therefore a proposal of ours and no published
-protocol: 95% (default) or another share of training images show the digit of their class; in
-validation and test one in two does; no digit and no photograph occurs twice. Augmentation is that
-of Qiu et al. 2023 (AFR): cropped with 4 pixels of padding, and mirrored.
+perfectly correlated, and a network is judged by randomising one half; the form with rare
+conflicting pairs is that of Kirichenko et al. 2023 (DFR), who published no generator. Which images
+are paired, how many, and with them all counts and digests are therefore a proposal of ours and no
+published protocol: 95% (default) or another share of training images show the digit of their class;
+in validation and test one in two does; no digit and no photograph occurs twice. Augmentation is
+that of Qiu et al. 2023 (AFR): cropped with 4 pixels of padding, and mirrored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What `bench data get` knows about each dataset: where it comes from and how it is arranged.
 
-MNIST, CIFAR-10 (for Dominoes), Waterbirds and the weights can be fetched without a person. CelebA and ISIC ask for an
-account, so for them `get` arranges what the user downloaded, or prints the exact steps.
+MNIST, CIFAR-10 (for Dominoes), Waterbirds and the weights can be fetched without a person. CelebA
+and ISIC ask for an account, so for them `get` arranges what the user downloaded, or prints the
+exact steps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Cars and trucks in the IDX files that CIFAR-10 is converted to, with digits for them beside.
 
-The class is in the outline: a car is low, with a rounded roof and glass all around it; a truck has a
-box behind an upright cab. Colours, roads and skies are drawn alike for both. Only the two vehicles
-and the two digits that Dominoes pairs are written, in one folder, so that no real file is ever
-paired with a drawn one.
+The class is in the outline: a car is low, with a roof in the middle and glass all around it; a
+truck has a box behind an upright cab. Colours, roads and skies are drawn alike for both. Only the
+two vehicles and the two digits that Dominoes pairs are written, in one folder, so that no real file
+is ever paired with a drawn one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HUB: Colour = (176, 178, 182)
 
 
 def write_into(folder: Path, size: int, seed: int) -> Counts:
-    """Write the files of both halves; the counts are empty, for they know neither val nor groups."""
+    """Write both halves' files; the counts are empty, as these know neither val nor groups."""
     rng = np.random.default_rng([seed, size, 6])
     tested = max(digits.SMALLEST_TEST, size // 4)
     for prefix, images, labels, count in (

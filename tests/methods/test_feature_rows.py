@@ -123,9 +123,9 @@ def test_a_network_is_refused_what_it_does_not_take() -> None:
         check_input("linear", rows=False, data="cats")
     check_input("lenet5", rows=False, data="cats", shape=(32, 32))
     check_input("lenet5_tall", rows=False, data="cats", shape=(64, 32))
-    with pytest.raises(UsageError, match="lenet5 takes images of 32 x 32, .* have 64 x 32") as no:
+    with pytest.raises(UsageError, match=r"lenet5 takes images of 32 x 32, .* have 64 x 32") as no:
         check_input("lenet5", rows=False, data="cats", shape=(64, 32))
     assert no.value.remedy == "--resolution 32, or another --backbone"
-    with pytest.raises(UsageError, match="takes images of 64 x 32, .* have 32 x 32") as no:
+    with pytest.raises(UsageError, match=r"takes images of 64 x 32, .* have 32 x 32") as no:
         check_input("lenet5_tall", rows=False, data="cats", shape=(32, 32))
     assert no.value.remedy == "another --backbone"
