@@ -5,8 +5,8 @@ layer on top of that.
 
 LeNet-4 is GEORGE's for UMNIST, LeNet-5 is CnC's for CMNIST; `lenet5_tall` is LeNet-5 for images of
 64 x 32, whose first dense layer has 1,040 inputs instead of 400. ResNet-50 is torchvision's,
-through timm (`resnet50`, weights `resnet50.tv_in1k`). The LeNets pool before the ReLU rather than after
-it: both orders give the same values and gradients, and this one does less work.
+through timm (`resnet50`, weights `resnet50.tv_in1k`). The LeNets pool before the ReLU rather than
+after it: both orders give the same values and gradients, and this one does less work.
 """
 
 from __future__ import annotations

@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from bench.reporting import names
-from bench.reporting.collection import Collection, ReportInput, metric_values
+from bench.reporting.collection import (
+    FURTHER_ROWS,
+    Collection,
+    ReportInput,
+    Run,
+    metric_values,
+)
 from bench.reporting.main_table import TIERS, best_by_tier, machines, measured_cell, seeds_note
 from bench.reporting.table import Cell, CellKey, Column, Row, Table, mark_best
 from datasets.catalogue import get_dataset
@@ -99,7 +105,9 @@ def _row(name: str, further: str, datasets: Sequence[str]) -> FieldRow:
 
 def extended_results(given: ReportInput) -> Table:
     """Show every method on every dataset that has runs, tier by tier."""
-    datasets = _with_runs(given.runs)
+    shown = [run for run in given.runs.runs if _shown(run)]
+    having = {run.job.dataset for run in shown}
+    datasets = tuple(name for name in names.all_datasets() if name in having)
     found = field_rows(datasets)
     keys = [(name, metric) for name in datasets for metric in names.table_metrics(name)]
     headlines = {
@@ -137,26 +145,15 @@ def extended_results(given: ReportInput) -> Table:
             _rank_note(len(datasets), shown=bool(ranks)),
             seeds_note(measured),
             "Bold: best of its tier. Datasets without any run are left out.",
-            machines(given.runs),
+            machines(shown),
         ),
         in_paper=False,
         section_titles=True,
     )
 
 
-def _with_runs(runs: Collection) -> tuple[str, ...]:
-    """Return the datasets that have a run which this table may show."""
-    shown = {
-        run.job.dataset
-        for run in runs.runs
-        if run.kind == "published" or _is_further(runs, run.job.method, run.job.dataset)
-    }
-    return tuple(name for name in names.all_datasets() if name in shown)
-
-
-def _is_further(runs: Collection, method: str, dataset: str) -> bool:
-    known = get_method(method).further_rows if method in names.all_methods() else ()
-    return any(runs.further(method, row, dataset) for row in known)
+def _shown(run: Run) -> bool:
+    return run.kind == "published" or any(row[0] == FURTHER_ROWS for row in run.variants)
 
 
 def _group(dataset: str, metric: str) -> str:
