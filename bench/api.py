@@ -37,7 +37,7 @@ from bench.runner import RunOptions, run_job
 from bench.store import RunStatus, Store
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import coerce
-from datasets.errors import BenchError, DataMissing, UsageError
+from datasets.errors import BenchError, DataMissing, UsageError, did_you_mean
 from datasets.fetch import Log, default_data_root, get_command, use_data_root
 from datasets.files import Damaged, atomic_file
 from methods.base import get_method, load_methods
@@ -573,6 +573,10 @@ def report(
     published: bool = False,
     seeds: Seeds = PUBLISHED_SEEDS,
     data_root: Path | str | None = None,
+    methods: Names = (),
+    datasets: Names = (),
+    tables: Names = (),
+    pdf: bool = False,
 ) -> Path:
     """Write tables, figures and one page from stored runs; return the page.
 
@@ -582,8 +586,17 @@ def report(
         published: show the published runs instead.
         seeds: those that tables average, of the published ones; 5 are the paper's.
         data_root: where datasets are, for counts and pictures; they need not be there.
+        methods, datasets, tables: what it is limited to; all of them if none is named.
+        pdf: also build `main.pdf`, which needs pdflatex.
     """
     from bench import paper, reporting
+
+    limits = reporting.Limits(
+        _known_names(methods, "method", tuple(load_methods())),
+        _known_names(datasets, "dataset", tuple(load_datasets())),
+    )
+    wanted = () if _joined(tables) in ("", "all") else parse_names(_joined(tables), ())
+    builders = reporting.choose_tables(paper.TABLES, wanted, paper.reference())
 
     shown = _seeds(seeds)
     if others := set(shown) - set(PUBLISHED_SEEDS):
@@ -594,9 +607,27 @@ def report(
         runs=reporting.collect(store, paper.variant_specs(), shown),
         data_root=_data_root(data_root),
         reference=paper.reference(),
+        limits=limits,
     )
     log_unreadable(given.runs.unreadable)
-    return reporting.build(Path(out), given, paper.TABLES, paper.FIGURES)
+    formats = ("svg", "pdf") if pdf else ("svg",)
+    page = reporting.build(
+        Path(out), given, builders, paper.FIGURES, formats, outline=paper.outline()
+    )
+    if pdf:
+        reporting.build_pdf(Path(out))
+    return page
+
+
+def _known_names(given: Names, what: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that are given, in their order; none stands for all of them."""
+    text = _joined(given)
+    names = () if text in ("", "all") else parse_names(text, known)
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise UsageError(f"unknown {what} '{name}'{hint}", f"choose from {', '.join(known)}")
+    return names
 
 
 def load_results(source: Path | str = "published") -> pd.DataFrame:

@@ -281,8 +281,13 @@ def _report(parser: ArgumentParser) -> None:
     _flag(parser, "--published", "show the published runs instead")
     meaning = "of the published seeds, 0 to 9, those that tables average; 5 is the paper's 0..4"
     parser.add_argument("--seeds", default="10", metavar="N|A,B", help=meaning)
+    parser.add_argument("--methods", default="all", metavar="A,B", help="only these methods")
+    parser.add_argument("--datasets", default="all", metavar="A,B", help="only these datasets")
+    meaning = "only these tables, by the names of their files, as main_results"
+    parser.add_argument("--tables", default="all", metavar="A,B", help=meaning)
     _data_root(parser, "datasets found there are counted again")
-    _flag(parser, "--pdf", "build main.pdf; needs pdflatex")
+    _flag(parser, "--pdf", "also build main.pdf and PDFs of the figures; needs pdflatex")
+    _flag(parser, "--open", "open the page in a browser")
 
 
 def _check(parser: ArgumentParser) -> None:

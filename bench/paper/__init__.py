@@ -12,12 +12,33 @@ from typing import TYPE_CHECKING
 from bench.paper.campaigns import CAMPAIGNS, variant_specs
 
 if TYPE_CHECKING:
-    from bench.reporting import FigureSpec, Reference, TableBuilder
+    from bench.reporting import FigureSpec, Outline, Reference, TableBuilder
 
     TABLES: tuple[TableBuilder, ...]
     FIGURES: tuple[FigureSpec, ...]
 
-__all__ = ["CAMPAIGNS", "FIGURES", "TABLES", "reference", "variant_specs"]
+__all__ = ["CAMPAIGNS", "FIGURES", "TABLES", "outline", "reference", "variant_specs"]
+
+TOPICS = {
+    "Results": (
+        *("main_results", "extended", "main_differences", "worst_group_uncertainty"),
+        *("paired_tests", "control_validation", "selection_rules", "class_calibration"),
+    ),
+    "Claims of the paper": ("claims", "claims_sweep"),
+    "Costs": ("training_time",),
+    "Trees: what leaves hold, how deep": (
+        *("capture_rates", "logit_stats", "margins", "cmnist_calibration"),
+        *("depth_ablation", "depth_choice", "depth_diagnostics", "pwga_corr"),
+    ),
+    "Ablations": (
+        *("ablation_trainable", "abl_split", "abl_minsamples", "aux_sweep", "abl_sampling"),
+        *("abl_checkpoint", "abl_pwga", "plus_parts", "plus_controls"),
+    ),
+    "Data and settings": (
+        *("dataset_summary", "group_distributions", "preprocessing", "hyperparams"),
+    ),
+}
+LINKS = {"main_results": "Results", "claims": "Claims", "training_time": "Costs"}
 
 
 def reference() -> Reference:
@@ -25,6 +46,15 @@ def reference() -> Reference:
     from bench.paper import numbers
 
     return numbers.reference()
+
+
+def outline() -> Outline:
+    """Return how a report of the paper leads its reader."""
+    from bench.paper.findings import findings
+    from bench.reporting import Outline
+    from bench.reporting.leaderboard import leaders
+
+    return Outline((leaders, findings), TOPICS, LINKS)
 
 
 def __getattr__(name: str) -> object:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from bench.paper import evidence as ev
 from bench.paper.campaigns import CAMPAIGNS
@@ -27,6 +28,7 @@ from bench.reporting.table import CSV_COLUMNS, Cell, CellKey, Column, Row, Table
 TEXTS = ("Verdict", "Holds if")
 HOLDS, FAILS = "holds here", "does not hold here"
 UNTESTABLE, UNMEASURED = "not testable here", "not measured yet"
+TONES: Mapping[str, Literal["good", "bad"]] = {HOLDS: "good", FAILS: "bad"}
 TIMED = (
     "george",
     "jtt",
@@ -391,7 +393,9 @@ def _judged(runs: Collection, claim: Mapping[str, str]) -> Row:
                 ends = (ours.number(end) for end in (ours.ci_low, ours.ci_high))
                 ours = replace(ours, note=f"95%: {' to '.join(ends)}")
     texts = (
-        Cell("measured", key, label=verdict[0], reason=verdict[1]),
+        Cell(
+            "measured", key, label=verdict[0], reason=verdict[1], tone=TONES.get(verdict[0], "")
+        ),
         Cell("measured", key, label=rule),
     )
     where = (dataset_title(dataset) if dataset else "any", claim["where"])

@@ -79,4 +79,5 @@ def reference() -> Reference:
             "training_time": (ON_GPU,),
         },
         baselines=("nct", "erm"),
+        featured=("nct", "nct_plus"),
     )

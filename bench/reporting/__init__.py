@@ -6,12 +6,13 @@ registries, and what a paper adds are arguments of `build`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.reporting.collection import (
     Collection,
+    Limits,
     Reference,
     ReportInput,
     TableBuilder,
@@ -22,14 +23,17 @@ from bench.reporting.collection import (
 from bench.reporting.comparisons import paired_tests, training_time, worst_group_uncertainty
 from bench.reporting.extended import extended_results
 from bench.reporting.figure import FORMATS, PARETO, TRAINING_TIME, FigureSpec, write_figures
-from bench.reporting.html import html_page
+from bench.reporting.html import Guide, html_page
 from bench.reporting.latex import build_pdf, document_source, table_source
+from bench.reporting.leaderboard import FindingBuilder, leaderboard, leaders
 from bench.reporting.main_table import left_out, main_results, smoke_runs
 from bench.reporting.table import Table
+from datasets.errors import UsageError, did_you_mean
 from datasets.files import atomic_file
 
-__all__ = ["Collection", "FigureSpec", "Reference", "ReportInput", "TableBuilder", "VariantSpec"]
-__all__ += ["PARETO", "TRAINING_TIME", "build", "build_pdf", "collect", "make_tables"]
+__all__ = ["Collection", "FigureSpec", "Limits", "Outline", "Reference", "ReportInput"]
+__all__ += ["PARETO", "TRAINING_TIME", "TableBuilder", "VariantSpec", "build", "build_pdf"]
+__all__ += ["choose_tables", "collect", "make_tables"]
 
 # What is in a report without any paper.
 GENERIC_TABLES: tuple[TableBuilder, ...] = (
@@ -39,12 +43,35 @@ GENERIC_TABLES: tuple[TableBuilder, ...] = (
 GENERIC_FIGURES = (PARETO, TRAINING_TIME)
 
 
+@dataclass(frozen=True)
+class Outline:
+    """How a report leads its reader: what it finds, and how its tables are ordered.
+
+    Attributes:
+        findings: what makes the sentences of the first screen, in order.
+        topics: labels of tables by topic; those that none names come last.
+        links: labels of the tables that every screen links to, and the words of the links.
+    """
+
+    findings: tuple[FindingBuilder, ...] = (leaders,)
+    topics: Mapping[str, Sequence[str]] = field(
+        default_factory=lambda: {
+            "Results": ("main_results", "worst_group_uncertainty", "paired_tests"),
+            "Costs": ("training_time",),
+        }
+    )
+    links: Mapping[str, str] = field(
+        default_factory=lambda: {"main_results": "Results", "training_time": "Costs"}
+    )
+
+
 def build(
     out: Path,
     given: ReportInput,
     tables: Sequence[TableBuilder] = GENERIC_TABLES,
     figures: Sequence[FigureSpec] = GENERIC_FIGURES,
     formats: Sequence[str] = FORMATS,
+    outline: Outline | None = None,
 ) -> Path:
     """Write a report and return its page, which has everything in it.
 
@@ -52,16 +79,20 @@ def build(
 
     `formats` are those of the figures' files; the page needs `svg`, the document `pdf`.
     """
-    page = out / "index.html"
+    page, outline = out / "index.html", outline or Outline()
     written: dict[Path, str] = {}
+    shown = given.limited()
     try:
         made = make_tables(given, tables)
-        drawn = write_figures(given, figures, out / "figures", formats)
+        boards = leaderboard(shown)
+        found = [one for builder in outline.findings for one in builder(shown, boards)]
+        drawn = write_figures(shown, figures, out / "figures", formats)
         for table in made:
             written[out / "tables" / f"{table.label}.csv"] = table.to_csv()
             written[out / "tables" / f"{table.label}.tex"] = table_source(table)
+        guide = Guide(boards, found, outline.topics, outline.links)
         written[out / "main.tex"] = document_source(made, drawn, given.reference)
-        written[page] = html_page(given, made, drawn)
+        written[page] = html_page(shown, made, drawn, guide)
     finally:
         clear_cached_tables()
     for path, text in written.items():
@@ -73,8 +104,32 @@ def build(
 def make_tables(given: ReportInput, tables: Sequence[TableBuilder]) -> list[Table]:
     """Return the tables, with a note where one shows runs of an earlier version of a method."""
     made = []
-    for table in (build_table(given) for build_table in tables):
+    for table in (given.limits.of_table(build_table(given)) for build_table in tables):
         shown = (run_id for row in table.rows for cell in row.cells for run_id in cell.run_ids)
         note = given.runs.outdated_note(shown)
         made.append(replace(table, notes=(*table.notes, note)) if note else table)
     return made
+
+
+def choose_tables(
+    tables: Sequence[TableBuilder], wanted: Sequence[str], reference: Reference
+) -> tuple[TableBuilder, ...]:
+    """Return the builders of the tables with these labels; an unknown one is an error."""
+    if not wanted:
+        return tuple(tables)
+    nothing = ReportInput(Collection(), Path(), reference)
+    by_label = {_label(builder, wanted, nothing): builder for builder in tables}
+    for label in wanted:
+        if label not in by_label:
+            known = [_label(builder, (), nothing) for builder in tables]
+            raise UsageError(
+                f"unknown table '{label}'{did_you_mean(label, known)}",
+                f"choose from {', '.join(known)}",
+            )
+    return tuple(by_label[label] for label in dict.fromkeys(wanted))
+
+
+def _label(builder: TableBuilder, wanted: Sequence[str], nothing: ReportInput) -> str:
+    """Return the label of what a builder makes: most are named so, others are asked."""
+    name = str(getattr(builder, "__name__", ""))
+    return name if name in wanted else builder(nothing).label

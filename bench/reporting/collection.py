@@ -444,7 +444,7 @@ class Reference:
 
     Cells are by method, dataset and metric (`minutes`: of training). What is added to the notes of
     a table or a figure is by its label. `baselines` are the methods with which every other is
-    compared, also where there is no paper.
+    compared, also where there is no paper; `featured` are those that the report is about.
     """
 
     title: str = "the paper"
@@ -452,6 +452,7 @@ class Reference:
     cells: Mapping[tuple[str, str, str], Cell] = field(default_factory=dict)
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     baselines: tuple[str, ...] = ()
+    featured: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.methods)
@@ -462,12 +463,59 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a report is limited to; an empty one is no limit."""
+
+    methods: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+
+    def admits(self, method: str, dataset: str) -> bool:
+        """Return whether something of a method and a dataset is shown; a blank is of none."""
+        return (not (self.methods and method) or method in self.methods) and (
+            not (self.datasets and dataset) or dataset in self.datasets
+        )
+
+    def of_runs(self, runs: Collection) -> Collection:
+        """Return the runs that are shown."""
+        shown = [run for run in runs.runs if self.admits(run.job.method, run.job.dataset)]
+        return replace(runs, runs=tuple(shown))
+
+    def of_table(self, table: Table) -> Table:
+        """Return a table without the rows and columns that are of others alone.
+
+        What its numbers were made from stays: a p-value is still corrected for all comparisons.
+        """
+        if not (self.methods or self.datasets):
+            return table
+
+        def shown(cells: Sequence[Cell]) -> bool:
+            return not cells or any(self.admits(c.key.method, c.key.dataset) for c in cells)
+
+        rows = [row for row in table.rows if shown(row.cells)]
+        kept = [
+            place
+            for place in range(len(table.columns))
+            if shown([row.cells[place] for row in table.rows])
+        ]
+        return replace(
+            table,
+            columns=tuple(table.columns[place] for place in kept),
+            rows=tuple(replace(row, cells=tuple(row.cells[p] for p in kept)) for row in rows),
+        )
+
+
+@dataclass(frozen=True)
 class ReportInput:
     """What every table is made from; data may be missing where samples are counted or shown."""
 
     runs: Collection
     data_root: Path
     reference: Reference = field(default_factory=Reference)
+    limits: Limits = field(default_factory=Limits)
+
+    def limited(self) -> ReportInput:
+        """Return it with only the runs that are shown."""
+        return replace(self, runs=self.limits.of_runs(self.runs))
 
 
 TableBuilder = Callable[[ReportInput], Table]

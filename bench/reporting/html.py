@@ -1,19 +1,26 @@
 """The page: one file with everything in it, that asks nothing of a network or a server.
 
+Its first screen answers the question: on each dataset that has runs, how the methods compare. All
+else is below in sections that open when they are wanted, the tables among them. What is heavy, the
+details of runs and the drawings, is compressed inside the file, and the page inflates it when it is
+asked for: a page of thousands of runs opens at once.
+
 Text from data is escaped by the template, and what scripts read is JSON in which no character can
 end its element. A content security policy states the same to the browser: nothing may be fetched,
-and no script but the page's own may run. A page of thousands of runs has to open at once, so curves
-are thinned and numbers rounded here, and the page reads a run's details when they are asked for.
+and no script but the page's own may run.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +34,8 @@ from bench.reporting import names
 from bench.reporting.collection import Kind, ReportInput, Run, grouped, load_split
 from bench.reporting.figure import WrittenFigure, shown_groups
 from bench.reporting.latex import TemplateFolder
-from bench.reporting.table import CellKey, Table
+from bench.reporting.leaderboard import LABELS, Board, Finding, datasets_without_runs
+from bench.reporting.table import Cell, CellKey, Row, Table
 from datasets.base import Facts, LabelledSplit
 from datasets.catalogue import load_datasets
 from datasets.errors import BenchError
@@ -49,49 +57,228 @@ SHOWN_KEYS = (
     *("command", "config", "environment", "git", "stages", "device", "threads", "failure"),
     *("peak_memory_bytes", "partition"),
 )
-SHARED_KEYS = ("environment", "config")  # what many runs have in common is written once
+RUNS_A_BLOB = 12  # details that are inflated together: neighbours have much in common
 TREE_KEYS = ("argmax_iteration", "stop_reason", "spearman_val", "spearman_test")
 IMAGES_PER_LEAF = 6
 MAX_TREES = 12  # that get images: a page must not grow with every seed
 LARGEST_EXACT = 40  # images up to this side are kept as they are, others become thumbnails
 THUMBNAIL = 72
+SQUARE, DIAMOND = "M-4.6-4.6H4.6V4.6H-4.6Z", "M0-6.2L6.2 0 0 6.2-6.2 0Z"
+FURTHER = "Further tables"
 
 
-def html_page(given: ReportInput, tables: Sequence[Table], figures: Sequence[WrittenFigure]) -> str:
+@dataclass(frozen=True)
+class Guide:
+    """What leads a reader through a report: its answer, its findings, and the tables by topic."""
+
+    boards: Sequence[Board] = ()
+    findings: Sequence[Finding] = ()
+    topics: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of tables
+    links: Mapping[str, str] = field(default_factory=dict)  # the first ones, and their words
+
+
+def html_page(
+    given: ReportInput,
+    tables: Sequence[Table],
+    figures: Sequence[WrittenFigure],
+    guide: Guide | None = None,
+) -> str:
     """Return the page; leaves of trees show images where the runs' data lies in the data root."""
-    environment = TemplateFolder(autoescape=True)
-    environment.filters |= {"inline_svg": inline_svg, "sort_value": sort_value}
-    script, style = ((TEMPLATES / f"page.{kind}").read_text("utf-8") for kind in ("js", "css"))
+    guide = guide or Guide()
     runs = given.runs
-    samples = leaf_samples(runs.runs, given.data_root)
-    shared: dict[str, int] = {}  # the number of every value that runs have in common
-    details: dict[str, Markup] = {}
-    for run in runs.runs:
-        own = {**run_details(run), "samples": samples.get(run.run_id)}
-        for key in SHARED_KEYS:
-            own[key] = shared.setdefault(to_json(own[key]), len(shared))
-        details[run.run_id] = script_json(own)
+    place = {run.run_id: number for number, run in enumerate(runs.runs)}
+    environment = TemplateFolder(autoescape=True)
+    environment.filters |= {
+        **{"sort_value": sort_value, "tip": tip, "dot": dot},
+        "run_numbers": lambda cell: run_numbers(cell, place),
+    }
+    script = (TEMPLATES / "page.js").read_text("utf-8")
+    styles = ((TEMPLATES / f"{name}.css").read_text("utf-8") for name in ("page", "report"))
+    index, blobs = run_index(runs.runs), run_blobs(given)
+    views, labels = [TableView.of(table) for table in tables], {table.label for table in tables}
+    drawn = {figure.name: blob(standalone_svg(figure)) for figure in figures if figure.svg}
     content: dict[str, object] = {
         "script": Markup(script),
-        "style": Markup(style),
+        "style": Markup("\n".join(styles)),
         "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "reference": given.reference,
-        "all_tables": tables,
+        "guide": guide,
+        "tier_words": LABELS,
+        "marks": tier_marks(guide.boards),
+        "without_runs": datasets_without_runs(given),
+        "topics": by_topic([view for view in views if not view.table.appendix], guide.topics),
+        "appendix": [view for view in views if view.table.appendix],
+        "links": [(label, text) for label, text in guide.links.items() if label in labels],
         "all_figures": figures,
-        "runs": list(map(run_row, runs.runs)),
+        "runs": runs.runs,
         "unreadable": runs.unreadable,
         "kinds": {kind: runs.count(kind) for kind in KINDS},
         "exceptions": names.headline_exceptions(),
-        "details": details,
-        "shared": script_json([json.loads(text) for text in shared]),
+        "has_trees": any(row[10] for row in index["runs"]),
+        "index": script_json(index),
+        "blobs": {**{f"runs-{number}": text for number, text in enumerate(blobs)}, **drawn},
     }
     return environment.get_template("page.html.j2").render(content)
 
 
+@dataclass(frozen=True)
+class TableView:
+    """A table as the page shows it: what no run is behind is folded away until it is asked for."""
+
+    table: Table
+    folded_columns: tuple[bool, ...]
+    folded_rows: frozenset[int]  # by their place in the table
+    folded: tuple[str, ...] = ()  # titles of the datasets that have no run in it
+    empty: bool = False  # nothing in it was measured, and all is shown
+
+    @staticmethod
+    def of(table: Table) -> TableView:
+        """Find the datasets that a table names and has no measured number of."""
+        own: dict[str, list[Cell]] = {}
+        for cell in table.cells():
+            if cell.source == "measured" and cell.key.dataset:
+                own.setdefault(cell.key.dataset, []).append(cell)
+        lacking = {name for name, cells in own.items() if not any(map(has_number, cells))}
+        measured = own.keys() - lacking
+        nothing = (False,) * len(table.columns)
+        if not lacking or not measured:
+            return TableView(table, nothing, frozenset(), empty=bool(lacking))
+
+        def folds(cells: Sequence[Cell]) -> bool:
+            return bool(cells) and all(cell.key.dataset in lacking for cell in cells)
+
+        columns = tuple(
+            folds([row.cells[place] for row in table.rows]) for place in range(len(table.columns))
+        )
+        rows = frozenset(place for place, row in enumerate(table.rows) if folds(row.cells))
+        if all(columns) or len(rows) == len(table.rows):
+            return TableView(table, nothing, frozenset(), empty=True)
+        order = [name for name in names.dataset_names() if name in lacking]
+        order += sorted(lacking - set(order))
+        titles = tuple(map(names.dataset_title, order)) if any(columns) or rows else ()
+        return TableView(table, columns, rows, titles)
+
+    @property
+    def heads(self) -> list[tuple[str, int, bool]]:
+        """Return headers above columns: the title, how many columns, and whether it is folded."""
+        keys = zip((column.group for column in self.table.columns), self.folded_columns, strict=True)
+        return [(*key, len(list(same))) for key, same in groupby(keys)]  # type: ignore[misc]
+
+    @property
+    def has_heads(self) -> bool:
+        """Return whether columns stand below common headers."""
+        return any(column.group for column in self.table.columns)
+
+    @property
+    def sections(self) -> list[tuple[str, bool, list[tuple[Row, bool]]]]:
+        """Return rows by section; a section is folded if all its rows are."""
+        numbered = iter(range(len(self.table.rows)))
+        found = []
+        for name, rows in self.table.sections():
+            own = [(row, next(numbered) in self.folded_rows) for row in rows]
+            found.append((name, all(folded for _, folded in own), own))
+        return found
+
+
+def has_number(cell: Cell) -> bool:
+    """Return whether a cell shows something that was measured."""
+    return cell.mean is not None or bool(cell.run_ids)
+
+
+def by_topic(
+    views: Sequence[TableView], topics: Mapping[str, Sequence[str]]
+) -> list[tuple[str, list[TableView]]]:
+    """Return tables by topic, in the order of the topics; what none names comes last."""
+    topic_of = {label: topic for topic, labels in topics.items() for label in labels}
+    found: dict[str, list[TableView]] = {topic: [] for topic in topics}
+    for view in views:
+        found.setdefault(topic_of.get(view.table.label, FURTHER), []).append(view)
+    return [(topic, own) for topic, own in found.items() if own]
+
+
+def tier_marks(boards: Sequence[Board]) -> list[int]:
+    """Return which tiers the boards show."""
+    return sorted({entry.labels for board in boards for entry in board.entries}, reverse=True)
+
+
+def dot(value: float, labels: int) -> Markup:
+    """Return the mark of a measured mean, whose shape and colour show what its method sees."""
+    x = f"{value:g}%"
+    if labels == 2:
+        return Markup(f'<circle class="t2" cx="{x}" cy="50%" r="5"/>')
+    outline = DIAMOND if labels == 1 else SQUARE
+    shape = f'<path class="t{labels}" d="{outline}"/>'
+    return Markup(f'<svg x="{x}" y="50%" overflow="visible">{shape}</svg>')
+
+
+def tip(cell: Cell) -> str:
+    """Return what a cell's text leaves out, line by line; its runs are links beside it."""
+    return replace(cell, run_ids=()).details().replace("; ", "\n")
+
+
+def run_numbers(cell: Cell, place: Mapping[str, int]) -> str:
+    """Return the numbers of a cell's runs in the page's list, as ranges."""
+    numbers = sorted(place[run_id] for run_id in cell.run_ids if run_id in place)
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+def run_index(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the list of runs, small enough to be read when the page opens.
+
+    Texts that many runs share are written once; a run is a row of numbers and its own id.
+    """
+    shared: dict[str, dict[str, int]] = {"methods": {}, "datasets": {}, "reasons": {}}
+
+    def number(of: str, text: object) -> int:
+        return shared[of].setdefault(str(text), len(shared[of]))
+
+    rows = []
+    for place, run in enumerate(runs):
+        line = run_row(run)
+        values = (line["worst"], line["average"])
+        rows.append(
+            [
+                *(line["id"], number("methods", line["method"])),
+                *(number("datasets", line["dataset"]), line["seed"]),
+                *(None if v is None else float(f"{v:.6g}") for v in values),
+                *(line["digits"], KINDS.index(run.kind), number("reasons", line["reason"])),
+                *(place // RUNS_A_BLOB, int(run.record.done and tree_of(run.record) is not None)),
+            ]
+        )
+    return {"kinds": list(KINDS), "runs": rows, **{key: list(own) for key, own in shared.items()}}
+
+
+def run_blobs(given: ReportInput) -> list[Markup]:
+    """Return the details of all runs, compressed a dozen at a time."""
+    runs = given.runs.runs
+    samples = leaf_samples(runs, given.data_root)
+    blobs = []
+    for first in range(0, len(runs), RUNS_A_BLOB):
+        own = runs[first : first + RUNS_A_BLOB]
+        details = [{**run_details(run), "samples": samples.get(run.run_id)} for run in own]
+        blobs.append(blob(compact_json(details)))
+    return blobs
+
+
+def blob(text: str) -> Markup:
+    """Return text, compressed, in characters that mean nothing to a parser."""
+    return Markup(base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode())
+
+
+def compact_json(value: object) -> str:
+    """Return JSON without a needless character."""
+    return json.dumps(json.loads(to_json(value)), separators=(",", ":"), ensure_ascii=False)
+
+
 def script_json(value: object) -> Markup:
     """Return JSON that can stand inside a script element whatever it contains."""
-    compact = json.dumps(json.loads(to_json(value)), separators=(",", ":"), ensure_ascii=False)
-    return Markup(compact.translate(IN_SCRIPT))
+    return Markup(compact_json(value).translate(IN_SCRIPT))
 
 
 def sort_value(text: str) -> str:
@@ -100,17 +287,10 @@ def sort_value(text: str) -> str:
     return number[0].replace(",", "") if number else text.lower()
 
 
-def inline_svg(figure: WrittenFigure) -> Markup:
-    """Return a drawing as part of the page: no prolog, no style for others, ids of its own."""
+def standalone_svg(figure: WrittenFigure) -> str:
+    """Return a drawing as the page shows it, as an image: without what only editors read."""
     svg = figure.svg[figure.svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{figure.name}-", svg)
-    size = re.search(r'width="([\d.]+)pt"', svg)
-    width = f"{float(size[1]):.0f}pt" if size else "100%"
-    svg = re.sub(r'(<svg[^>]*?) height="[\d.]+pt"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) width="[\d.]+pt"', rf'\1 style="width:{width}"', svg, count=1)
-    label = f'<svg role="img" aria-label="{Markup.escape(figure.title)}"'
-    return Markup(svg.replace("<svg", label, 1))
+    return re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
 
 
 def run_row(run: Run) -> dict[str, object]:
@@ -143,8 +323,9 @@ def run_details(run: Run) -> dict[str, object]:
     details |= {"metrics": written["metrics"], "classes": list(classes)}
     if (history := run.history()) is not None and len(history):
         details["curves"] = curves(history)
-    if (predictions := run.predictions(["split", "y", "group", "pred"])) is not None:
+    if (predictions := run.predictions()) is not None:
         details["confusion"] = confusion(predictions, record)
+        details["slices"] = slices(predictions)
     if (tree := tree_details(record)) is not None:
         details["tree"] = tree
     return {name: rounded(value) for name, value in details.items()}
@@ -190,6 +371,25 @@ def confusion(predictions: pd.DataFrame, record: Record) -> dict[str, list[list[
             if place in truth
         ]
     return rows
+
+
+def slices(predictions: pd.DataFrame) -> list[list[object]]:
+    """Return each leaf with its size and accuracy on validation and on test; none without leaves.
+
+    The accuracy is none where no sample of the split ends in the leaf.
+    """
+    found: dict[int, list[object]] = {}
+    if "leaf" not in predictions or (predictions["leaf"] < 0).all():
+        return []
+    for place, split in enumerate(("val", "test")):
+        own = predictions[(predictions["split"] == split) & (predictions["leaf"] >= 0)]
+        leaves = own["leaf"].to_numpy()
+        right = (own["pred"] == own["y"]).to_numpy()
+        for leaf, count in zip(*np.unique(leaves, return_counts=True), strict=True):
+            accuracy = 100.0 * float(right[leaves == leaf].mean())
+            row = found.setdefault(int(leaf), [int(leaf), 0, None, 0, None])
+            row[1 + 2 * place : 3 + 2 * place] = [int(count), accuracy]
+    return [found[leaf] for leaf in sorted(found)]
 
 
 def tree_of(record: Record) -> Any:

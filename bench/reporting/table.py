@@ -116,6 +116,7 @@ class Cell:
     signed: bool = False  # a plus is shown, as for differences
     best: bool = False  # of its kind
     from_other_paper: bool = False  # as the paper marks it
+    tone: Literal["", "good", "bad"] = ""  # of a verdict, which the page colours
 
     def number(self, value: float) -> str:
         """Return a number with this cell's decimals."""

@@ -20,9 +20,8 @@ const number = (value, digits = 1) =>
     minimumFractionDigits: digits, maximumFractionDigits: digits });
 const colour = (place) => `var(--c${place % 8})`;
 
-// Light and dark, wide and narrow
+// Light and dark
 const root = document.documentElement;
-if (matchMedia("(max-width: 56rem)").matches) $("nav details").open = false;
 const isDark = () => root.dataset.theme ? root.dataset.theme === "dark"
   : matchMedia("(prefers-color-scheme: dark)").matches;
 function showTheme() { $("#theme").textContent = isDark() ? "Light" : "Dark"; }
@@ -36,6 +35,52 @@ $("#theme").addEventListener("click", () => {
 });
 showTheme();
 
+// What is heavy is compressed inside the page and inflated when it is asked for
+const inflated = new Map();
+function inflate(name) {
+  if (!inflated.has(name)) inflated.set(name, (async () => {
+    const text = atob($(`script[data-blob="${CSS.escape(name)}"]`).textContent);
+    const bytes = Uint8Array.from(text, (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).text();
+  })());
+  return inflated.get(name);
+}
+const index = JSON.parse($("#index").textContent);
+const runs = index.runs.map(([id, method, dataset, seed, worst, average, digits, kind, reason,
+  blob, tree]) => ({ id, method: index.methods[method], dataset: index.datasets[dataset], seed, worst,
+  average, digits, kind: index.kinds[kind], reason: index.reasons[reason], blob, tree }));
+const byId = new Map(runs.map((run) => [run.id, run]));
+async function details(id) {
+  const run = byId.get(id);
+  return run && JSON.parse(await inflate(`runs-${run.blob}`)).find((one) => one.run_id === id);
+}
+
+// Sections open when they are linked to
+function reveal(id) {
+  const target = id && document.getElementById(id);
+  if (!target) return;
+  for (let node = target; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
+  target.scrollIntoView();
+  if (target.tagName === "DETAILS") $("summary", target).focus({ preventScroll: true });
+}
+document.addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="#"]');
+  if (link && !link.hash.startsWith("#run=")) setTimeout(() => reveal(link.hash.slice(1)));
+});
+const sections = $$("details.card:not(.figure)");
+$("#open-all").addEventListener("click", () => sections.forEach((one) => { one.open = true; }));
+$("#close-all").addEventListener("click", () =>
+  $$("details.card").forEach((one) => { one.open = false; }));
+$("#print").addEventListener("click", () => print());
+for (const box of $$("details.figure")) box.addEventListener("toggle", async () => {
+  const place = $("[data-drawing]", box);
+  if (!box.open || !place || place.firstChild) return;
+  const drawing = await inflate(place.dataset.drawing);
+  const address = `data:image/svg+xml,${encodeURIComponent(drawing)}`;
+  if (!place.firstChild) place.append(el("img", { src: address, alt: place.dataset.alt }));
+});
+
 // Sorting and filtering
 function sortKey(row, column) {
   const cell = row.cells[column];
@@ -47,50 +92,103 @@ function compare(a, b, sign) {
   if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
   return sign * (a < b ? -1 : a > b ? 1 : 0);
 }
-for (const table of $$("table.data")) {
-  const body = table.tBodies[0];
-  const original = [...body.rows];
+// Numbers begin with the highest, texts with the first; the third click brings back the order
+function nextOrder(heads, head, isNumber) {
+  const steps = isNumber ? ["descending", "ascending"] : ["ascending", "descending"];
+  const order = steps[steps.indexOf(head.getAttribute("aria-sort")) + 1];
+  heads.forEach((other) => other.removeAttribute("aria-sort"));
+  if (order) head.setAttribute("aria-sort", order);
+  return order === "ascending" ? 1 : order === "descending" ? -1 : 0;
+}
+const words = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
+function prepare(table) {
+  const body = table.tBodies[0], original = [...body.rows];
   const rows = original.filter((row) => !row.classList.contains("section"));
-  const heads = $$("thead tr:last-child th", table);
+  const heads = [...table.tHead.rows[table.tHead.rows.length - 1].cells];
   heads.forEach((head, column) => $("button", head).addEventListener("click", () => {
-    const state = { none: "descending", descending: "ascending", ascending: "none" }[
-      head.getAttribute("aria-sort") || "none"];
-    heads.forEach((other) => other.removeAttribute("aria-sort"));
-    if (state === "none") { body.append(...original); return; }
-    head.setAttribute("aria-sort", state);
-    const sign = state === "ascending" ? 1 : -1;
+    const isNumber = rows.some((row) => typeof sortKey(row, column) === "number");
+    const sign = nextOrder(heads, head, isNumber);
+    if (!sign) return body.replaceChildren(...original);
     const keyed = rows.map((row) => [sortKey(row, column), row]);
     keyed.sort((one, two) => compare(one[0], two[0], sign));
     body.replaceChildren(...keyed.map(([, row]) => row));
   }));
-  const box = $("[data-filter]", table.closest(".card"));
-  const count = $(".count", table.closest(".card"));
+  const card = table.closest(".card"), count = $(".count", card);
   const texts = new Map();
   const textOf = (row) => {
     if (!texts.has(row)) texts.set(row, row.textContent.toLowerCase());
     return texts.get(row);
   };
-  box.addEventListener("input", () => {
-    const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+  $("[data-filter]", card).addEventListener("input", (event) => {
+    const wanted = words(event.target.value);
     let shown = 0;
     for (const row of rows) {
-      row.hidden = !words.every((word) => textOf(row).includes(word));
+      row.hidden = !wanted.every((word) => textOf(row).includes(word));
       shown += !row.hidden;
     }
-    for (const row of original) if (!rows.includes(row)) row.hidden = words.length > 0;
-    count.textContent = words.length ? `${shown} of ${rows.length} rows` : "";
+    for (const row of original) if (!rows.includes(row)) row.hidden = wanted.length > 0;
+    count.textContent = wanted.length ? `${shown} of ${rows.length} rows` : "";
   });
+  const unfold = $("[data-unfold]", card);
+  if (unfold) unfold.addEventListener("click", () => {
+    const folded = table.classList.toggle("folded");
+    unfold.setAttribute("aria-pressed", String(!folded));
+    $("u", unfold).textContent = folded ? "Show" : "Hide";
+  });
+  reachable(table);
 }
+// One cell of a table is in the tab order; arrows go from there, Enter opens it
+function reachable(table) {
+  const first = $("td[data-tip]:not(.fold)", table) || $("td[data-tip]", table);
+  if (first) first.tabIndex = 0;
+}
+const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+function neighbour(cell, [down, right]) {
+  const rows = [...cell.closest("tbody").rows].filter((row) => row.offsetParent);
+  let row = cell.parentElement, column = cell.cellIndex;
+  for (;;) {
+    if (right) column += right; else row = rows[rows.indexOf(row) + down];
+    const next = row && row.cells[column];
+    if (!next) return null;
+    if (next.dataset.tip !== undefined && next.offsetParent) return next;
+  }
+}
+document.addEventListener("keydown", (event) => {
+  const cell = event.target.closest && event.target.closest("td[data-tip]");
+  if (!cell || event.target !== cell) return;
+  if (ARROWS[event.key]) {
+    const next = neighbour(cell, ARROWS[event.key]);
+    event.preventDefault();
+    if (!next) return;
+    cell.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  } else if (event.key === "Enter" || event.key === " ") {
+    event.preventDefault();
+    pin(cell);
+    const link = $("a", tip);
+    if (link) link.focus();
+  }
+});
+for (const table of $$("table.data")) {
+  const box = table.closest("details");
+  const once = () => { if (box.open) { box.removeEventListener("toggle", once); prepare(table); } };
+  box.addEventListener("toggle", once);
+}
+$$(".board table").forEach(reachable);
 
-// Tooltips: exact values on hover or tap, with links to the runs behind them
+// Exact values of a number, with links to the runs behind it
 const tip = $("#tip");
 let pinned = null;
+const runsOf = (cell) => (cell.dataset.runs || "").split(" ").filter(Boolean).flatMap((range) => {
+  const [first, last] = range.split("-").map(Number);
+  return runs.slice(first, (last ?? first) + 1);
+});
 function showTip(cell) {
-  const parts = cell.dataset.tip.replace(/; runs [^;]*$/, "").split("; ");
-  const runs = (cell.dataset.runs || "").split(" ").filter(Boolean);
-  tip.replaceChildren(...parts.map((part) => el("div", {}, part)),
-    ...runs.slice(0, 12).map((id) => el("a", { href: `#run=${encodeURIComponent(id)}` }, id)),
-    runs.length > 12 ? `and ${runs.length - 12} more` : "");
+  const own = runsOf(cell);
+  tip.replaceChildren(...cell.dataset.tip.split("\n").map((part) => el("div", {}, part)),
+    ...own.slice(0, 12).map(({ id }) => el("a", { href: `#run=${encodeURIComponent(id)}` }, id)),
+    own.length > 12 ? `and ${own.length - 12} more` : "");
   tip.hidden = false;
   const at = cell.getBoundingClientRect(), size = tip.getBoundingClientRect();
   tip.style.left = `${Math.max(6, Math.min(at.left, innerWidth - size.width - 6))}px`;
@@ -98,6 +196,7 @@ function showTip(cell) {
   tip.style.top = `${below + size.height < innerHeight ? below
     : Math.max(6, at.top - size.height - 4)}px`;
 }
+function pin(cell) { showTip(cell); pinned = cell; }
 function hideTip() { pinned = null; tip.hidden = true; }
 document.addEventListener("mouseover", (event) => {
   if (pinned) return;
@@ -106,22 +205,80 @@ document.addEventListener("mouseover", (event) => {
 });
 document.addEventListener("click", (event) => {
   const cell = event.target.closest("td[data-tip]");
-  if (cell && pinned !== cell) { showTip(cell); pinned = cell; }
+  if (cell && pinned !== cell) pin(cell);
   else if (!event.target.closest("#tip") || event.target.closest("#tip a")) hideTip();
 });
 addEventListener("scroll", () => { if (!pinned) tip.hidden = true; }, { passive: true });
-document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  if (pinned && tip.contains(document.activeElement)) pinned.focus();
+  hideTip();
+});
+
+// The list of runs, a hundred at a time
+const PAGE = 100;
+const list = { shown: PAGE, sign: 0, key: null, wanted: [] };
+const COLUMNS = ["id", "method", "dataset", "seed", "worst", "average", "kind", "reason"];
+function listRuns() {
+  let found = runs.filter((run) => {
+    const text = COLUMNS.map((name) => run[name]).join(" ").toLowerCase();
+    return list.wanted.every((word) => text.includes(word));
+  });
+  if (list.sign) found = [...found].sort((one, two) => compare(one[list.key], two[list.key], list.sign));
+  const tone = { smoke: " warn", "left out": " bad" };
+  $("#run-list tbody").replaceChildren(...found.slice(0, list.shown).map((run) => el("tr", {},
+    el("th", { class: "stub", scope: "row" },
+      el("a", { href: `#run=${encodeURIComponent(run.id)}` }, run.id)),
+    el("td", { class: "l" }, run.method), el("td", { class: "l" }, run.dataset),
+    el("td", { class: "r" }, String(run.seed)),
+    el("td", { class: "r" }, number(run.worst, run.digits)),
+    el("td", { class: "r" }, number(run.average)),
+    el("td", { class: "l" }, el("span", { class: `tag${tone[run.kind] || ""}` }, run.kind)),
+    el("td", { class: "l wrap" }, run.reason))));
+  $("#run-count").textContent = list.wanted.length ? `${found.length} of ${runs.length} runs` : "";
+  $("#more-runs").hidden = found.length <= list.shown;
+}
+function prepareRuns() {
+  const heads = $$("#run-list thead th");
+  heads.forEach((head, column) => $("button", head).addEventListener("click", () => {
+    list.key = COLUMNS[column];
+    list.sign = nextOrder(heads, head, runs.some((run) => typeof run[list.key] === "number"));
+    listRuns();
+  }));
+  $("#run-filter").addEventListener("input", (event) => {
+    Object.assign(list, { wanted: words(event.target.value), shown: PAGE });
+    listRuns();
+  });
+  $("#more-runs").addEventListener("click", () => { list.shown *= 4; listRuns(); });
+  listRuns();
+}
+function whenOpened(selector, prepareIt) {
+  const box = $(selector);
+  if (box) box.addEventListener("toggle", () => { if (box.open) prepareIt(); }, { once: true });
+}
+if ($("#run-list")) whenOpened("#runs", prepareRuns);
+
+// Trees: one at a time, of the runs that have one
+whenOpened("#trees", () => {
+  const grown = runs.filter((run) => run.tree && run.kind === "published");
+  const shown = (grown.length ? grown : runs.filter((run) => run.tree)).slice(0, 60);
+  const buttons = shown.map((run) => el("button", { type: "button", "aria-pressed": "false",
+    onclick: async (event) => {
+      buttons.forEach((one) => one.setAttribute("aria-pressed", String(one === event.target)));
+      const found = await details(run.id);
+      $("#tree-shown").replaceChildren(
+        el("p", {}, el("a", { href: `#run=${encodeURIComponent(run.id)}` }, run.id),
+          `: worst group ${number(run.worst, run.digits)} on test`), tree(found));
+    } }, `${run.method}, ${run.dataset}, seed ${run.seed}`));
+  $("#tree-runs").replaceChildren(...buttons);
+  if (buttons.length) buttons[0].click();
+});
 
 // One run in full
-const blocks = new Map($$("script[data-run]").map((block) => [block.dataset.run, block]));
-const shared = JSON.parse($("#shared").textContent);
 const dialog = $("#run");
-function openRun(id) {
-  const block = blocks.get(id);
-  if (!block) return;
-  const run = JSON.parse(block.textContent);
-  run.config = shared[run.config];
-  run.environment = shared[run.environment];
+async function openRun(id) {
+  const run = await details(id);
+  if (!run) return;
   $("#run-title").textContent = id;
   $("#run-body").replaceChildren(...describe(run).filter(Boolean));
   if (!dialog.open) dialog.showModal();
@@ -129,14 +286,23 @@ function openRun(id) {
 }
 function followHash() {
   const wanted = location.hash.match(/^#run=(.*)$/);
-  if (wanted) openRun(decodeURIComponent(wanted[1]));
-  else if (dialog.open) dialog.close();
+  if (wanted) return openRun(decodeURIComponent(wanted[1]));
+  if (dialog.open) dialog.close();
+  return reveal(location.hash.slice(1));
 }
+let opener = null;
 addEventListener("hashchange", followHash);
+document.addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="#run="]');
+  if (!link) return;
+  opener = link.closest("#tip") ? null : link;
+  if (link.hash === location.hash) followHash();
+});
 $("#close").addEventListener("click", () => dialog.close());
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 dialog.addEventListener("close", () => {
-  if (location.hash.startsWith("#run=")) history.replaceState(null, "", "#runs");
+  if (location.hash.startsWith("#run=")) history.replaceState(null, "", "#answer");
+  if (opener) opener.focus();
 });
 
 const card = (title, ...content) =>
@@ -153,11 +319,12 @@ function flat(value, prefix = "") {
       : [[prefix + name, Array.isArray(item) ? item.join(", ") : item]]);
 }
 function grid(heads, rows) {
-  return el("div", { class: "scroll" }, el("table", {},
-    el("thead", {}, el("tr", {}, heads.map((head, place) =>
-      el("th", { class: place ? "r" : "stub" }, head)))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, place) =>
-      el(place ? "td" : "th", { class: place ? "r" : "stub" }, cell)))))));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": heads.join(", ") },
+    el("table", {},
+      el("thead", {}, el("tr", {}, heads.map((head, place) =>
+        el("th", { class: place ? "r" : "stub", scope: "col" }, head)))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, place) =>
+        place ? el("td", { class: "r" }, cell) : el("th", { class: "stub", scope: "row" }, cell)))))));
 }
 function describe(run) {
   const marks = [run.standin && "stand-in data", run.quick && "quick run"].filter(Boolean);
@@ -169,16 +336,18 @@ function describe(run) {
     run.failure ? card("Failure", facts([["kind", run.failure.kind],
       ["message", run.failure.message], ["remedy", run.failure.remedy],
       ["command", run.failure.command]]), el("pre", {}, run.failure.stderr_tail || "")) : null,
-    run.metrics ? metrics(run) : null,
-    run.tree ? tree(run) : null,
-    run.curves ? curves(run) : null,
+    run.command ? card("Command", copied(run.command)) : null,
     run.metrics ? byGroup(run) : null,
+    run.curves ? curves(run) : null,
+    run.tree ? tree(run) : null,
+    run.slices && run.slices.length ? slices(run) : null,
+    run.metrics ? metrics(run) : null,
     el("div", { class: "pair" },
       card("Run", facts([["method", `${run.method}, version ${run.method_version}`],
         ["dataset", `${run.dataset}, ${run.protocol}`], ["seed", run.seed],
         ["preset", run.preset], ["changed", flat(run.overrides).map((o) => o.join("=")).join(" ")],
         ["selection", flat(run.selection).map((o) => o.join(" ")).join(", ")],
-        ["command", run.command], ["commit", run.git && run.git.commit],
+        ["commit", run.git && run.git.commit],
         ["uncommitted changes", run.git && String(run.git.dirty)],
         ["data", run.data_fingerprint],
         ["peak memory", run.peak_memory_bytes &&
@@ -191,6 +360,24 @@ function describe(run) {
     run.partition ? card("Inferred partition", facts(flat(run.partition))) : null,
     card("Configuration", facts(flat(run.config))),
   ];
+}
+function copied(command) {
+  const button = el("button", { type: "button", onclick: async () => {
+    try { await navigator.clipboard.writeText(command); button.textContent = "Copied"; }
+    catch { button.textContent = "Select it"; }
+  } }, "Copy");
+  return el("div", { class: "copy" }, el("code", {}, command), button);
+}
+function slices(run) {
+  const level = run.tree && run.tree.levels[run.tree.chosen_iteration - 1];
+  const name = (leaf) => level && level.names[leaf] ? level.names[leaf] : `part ${leaf + 1}`;
+  const worst = Math.min(...run.slices.map((one) => one[4]).filter((v) => v !== null));
+  return card("Slices: accuracy in each part of the data that the method found",
+    grid(["part", "validation images", "right (%)", "test images", "right (%)"],
+      run.slices.map(([leaf, n, right, m, test]) => [name(leaf), number(n, 0), number(right),
+        number(m, 0), test === worst ? el("strong", {}, number(test)) : number(test)])),
+    el("p", { class: "notes" }, "Bold: the worst part on test. What each part is: ",
+      el("code", {}, `python -m bench slices ${run.run_id}`)));
 }
 function metrics(run) {
   const { val, test } = run.metrics;

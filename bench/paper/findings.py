@@ -1,0 +1,106 @@
+"""What the numbers say of the paper's method, in a few sentences: where it wins, where it loses.
+
+Every sentence is made from the runs at hand, and is left out where they are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.paper.campaigns import CAMPAIGNS
+from bench.reporting.collection import ReportInput, metric_by_seed
+from bench.reporting.leaderboard import Board, Finding, in_words
+from bench.reporting.names import dataset_title, headline, method_title
+from bench.reporting.table import CellKey
+
+METHOD, PLUS, USUAL = "nct", "nct_plus", "erm"
+CONTROL = CAMPAIGNS["control-validation"]
+COLLAPSED = 10.0  # points of worst-group accuracy: at most this is a failure
+
+
+def findings(given: ReportInput, boards: Sequence[Board]) -> list[Finding]:
+    """Return how the method does against plain training, and what biased validation does."""
+    shown = [board for board in boards if not board.mark]
+    return [*against_usual(shown), *biased_validation(given)]
+
+
+def against_usual(boards: Sequence[Board]) -> list[Finding]:
+    """Return by how much the method wins or loses against plain training, dataset by dataset."""
+    won, lost, open_ = [], [], []
+    for board in boards:
+        own, gap = board.entry(METHOD), board.lead(METHOD, USUAL)
+        if own is None or gap is None:
+            continue
+        number = own.cell.number(abs(gap.difference))
+        points = "" if board.unit == "" else " points"
+        size = f"{number}{points} on {board.title}"
+        if gap.low is None or gap.high is None or gap.low <= 0 <= gap.high:
+            open_.append(size)
+        else:
+            (won if gap.difference > 0 else lost).append(size)
+    title, usual = method_title(METHOD), method_title(USUAL)
+    told = [f"beats {usual} by {in_words(won)}"] if won else []
+    told += [f"loses to {usual} by {in_words(lost)}"] if lost else []
+    told += [f"is within seed noise of {usual} ({in_words(open_)})"] if open_ else []
+    if not told:
+        return []
+    text = f"{title} {in_words(told)}."
+    if better := _over_plain(boards):
+        text += f" {better}"
+    return [Finding(f"{title} against {usual}", text, "paired_tests")]
+
+
+def _over_plain(boards: Sequence[Board]) -> str:
+    """Return what the variant made here adds to the method."""
+    gains = []
+    for board in boards:
+        own, gap = board.entry(PLUS), board.lead(PLUS, METHOD)
+        if own is not None and gap is not None:
+            sign = "+" if gap.difference >= 0 else "-"
+            size = f"{sign}{own.cell.number(abs(gap.difference))}"
+            unsure = gap.low is None or gap.high is None or gap.low <= 0 <= gap.high
+            gains.append(f"{size} on {board.title}{' (seeds cannot tell)' if unsure else ''}")
+    return f"{method_title(PLUS)}, a variant made here: {in_words(gains)}." if gains else ""
+
+
+def biased_validation(given: ReportInput) -> list[Finding]:
+    """Return which methods fail where validation data is as biased as training data."""
+    (dataset,), (balanced, biased) = CONTROL.datasets, CONTROL.variants
+    metric = headline(dataset)
+    before, after = {}, {}
+    for method in CONTROL.methods:
+        for variant, found in ((balanced, before), (biased, after)):
+            runs = given.runs.variant(CONTROL.name, variant.name, dataset)
+            found[method] = metric_by_seed([r for r in runs if r.job.method == method], metric)
+    falls = []
+    for method in CONTROL.methods:
+        seeds = sorted(before[method].keys() & after[method].keys())
+        if seeds:
+            both = (sum(side[method][s] for s in seeds) / len(seeds) for side in (before, after))
+            falls.append((*both, method))
+    title = f"Biased validation ({dataset_title(dataset)})"
+    if not falls:
+        return []
+    number = CellKey(metric=metric).empty("").number
+    said = {m: f"{method_title(m)} ({number(b)} to {number(a)})" for b, a, m in falls}
+    could = [(a, m) for b, a, m in falls if b > COLLAPSED]  # others fail anyway
+    failed = [m for a, m in could if a <= COLLAPSED]
+    kept = [m for a, m in sorted(could, reverse=True) if a > COLLAPSED]
+    lead = "With validation as biased as training"
+    if not failed:
+        text = f"{lead} no method's worst group falls to {COLLAPSED:g}% or less"
+        text += f"; {said[kept[-1]]} is lowest." if kept else "."
+    elif len(failed) > 4 and not kept:
+        text = f"{lead} every method fails: {in_words([said[m] for m in failed[:3]])} among them."
+    else:
+        shown = sorted(failed, key=lambda m: m not in (METHOD, PLUS))
+        listed = [said[m] for m in shown[:4]]
+        listed += [f"{len(shown) - 4} more"] if len(shown) > 4 else []
+        verb = "fails" if len(shown) == 1 else "fail"
+        text = f"{lead}, {in_words(listed)} {verb}"
+        best = in_words([said[m] for m in kept[:3]]) if kept else ""
+        text += f"; {best} keep{'s' if len(kept) == 1 else ''} most." if best else "."
+    lacking = [m for m in CONTROL.methods if m not in said]
+    if len(lacking) > 1:
+        text += f" The other {len(lacking)} methods were not run there yet."
+    return [Finding(title, text, CONTROL.table)]
