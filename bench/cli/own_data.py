@@ -24,6 +24,7 @@ from datasets.own import Description, Own
 from datasets.pixels import spread
 from methods.backbones import check_backbone, check_input
 
+SMALL_SET = 2000  # training samples up to which the preset for small sets is suggested
 ON_A_SHEET, ACROSS, THUMBNAIL = 40, 10, 96  # pictures, pictures in a row, pixels
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:16px/1.5 system-ui;max-width:62rem;margin:2rem auto;padding:0 1rem}}
@@ -53,7 +54,9 @@ def run_add(arguments: Namespace) -> None:
         return
     _print(added.description, added.notes)
     print(f"written to {added.folder}; no image was copied")
-    log(f"next: python -m bench run --methods erm,nct --datasets {arguments.name} --seeds 1")
+    preset = " --preset small" if added.description.counts["train"] <= SMALL_SET else ""
+    words = f"--methods erm,nct --datasets {arguments.name} --seeds 1{preset}"
+    log(f"next: python -m bench run {words}")
 
 
 def _check_network(name: str, rows: bool) -> None:
