@@ -175,7 +175,7 @@ def test_of_clusters_the_first_model_is_judged_unless_asked_otherwise(
     assert found.by_first and found.own_accuracy == pytest.approx((val.y == val.pred).mean())
     assert found.accuracy == pytest.approx((val["y"] == val["first"]).mean())
     page = slices_page(report)
-    assert "by the first model" in page and "Is it still, in this run?" in page
+    assert "by the first model" in page and "Does this run still fail there?" in page
     own = slice_report(report.record, store, root, judge="own")
     assert not own.analysis.by_first and own.analysis.accuracy == found.own_accuracy
     assert "by the first model" not in slices_page(own)
