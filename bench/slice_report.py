@@ -266,9 +266,7 @@ def _chosen_split(record: Record, samples: pd.DataFrame, wanted: str | None) -> 
     return wanted
 
 
-def _judged(
-    samples: pd.DataFrame, split: str, judge: Judge | None, record: Record
-) -> pd.DataFrame:
+def _judged(samples: pd.DataFrame, split: str, judge: Judge | None, record: Record) -> pd.DataFrame:
     """Leave the predictions of a first model in where they are to be judged."""
     there = split == "val" and FIRST in samples
     if judge == "first" and not there:

@@ -186,9 +186,7 @@ def find_clusters(task: Task, config: GeorgeConfig, ctx: Context) -> StageResult
     return ctx.stage(cluster_stage(config), task, compute)
 
 
-def worst_cluster(
-    task: Task, clusters: Tensor, true_shares: bool, prior: float = 0.0
-) -> Selection:
+def worst_cluster(task: Task, clusters: Tensor, true_shares: bool, prior: float = 0.0) -> Selection:
     """Score an epoch by its worst validation cluster.
 
     With `true_shares` a sample counts as much as its true group has a larger share of training

@@ -24,7 +24,8 @@ from datasets.own import Description, Own
 from datasets.pixels import spread
 from methods.backbones import check_backbone, check_input
 
-ON_A_SHEET, ACROSS, THUMBNAIL = 40, 10, 96  # pictures, pictures in a row, pixels
+SMALL_SET = 2000  # training samples up to which the preset for small sets is suggested
+ON_A_SHEET, ACROSS, THUMBNAIL, GAP = 40, 10, 96, 6  # pictures, pictures in a row, pixels
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:16px/1.5 system-ui;max-width:62rem;margin:2rem auto;padding:0 1rem}}
 img{{max-width:100%;height:auto}}h2{{margin:2rem 0 .3rem}}</style>
@@ -53,7 +54,9 @@ def run_add(arguments: Namespace) -> None:
         return
     _print(added.description, added.notes)
     print(f"written to {added.folder}; no image was copied")
-    log(f"next: python -m bench run --methods erm,nct --datasets {arguments.name} --seeds 1")
+    preset = " --preset small" if added.description.counts["train"] <= SMALL_SET else ""
+    words = f"--methods erm,nct --datasets {arguments.name} --seeds 1{preset}"
+    log(f"next: python -m bench run {words}")
 
 
 def _check_network(name: str, rows: bool) -> None:
@@ -150,14 +153,16 @@ def _page(dataset: Own, facts: Facts, sheets: list[str]) -> str:
 
 
 def contact_sheet(files: list[Path]) -> Image.Image:
-    """Put images side by side, each within a square; one that cannot be read stays grey."""
+    """Put images side by side, each amid a square; one that cannot be read stays grey."""
     rows = max(1, -(-len(files) // ACROSS))
     sheet = Image.new("RGB", (ACROSS * THUMBNAIL, rows * THUMBNAIL), "white")
     for place, array in enumerate(decode_all(files, _pixels)):
         image = Image.fromarray(array)
-        scale = THUMBNAIL / max(image.size)
+        scale = (THUMBNAIL - GAP) / max(image.size)
         small = image.resize([max(1, round(side * scale)) for side in image.size])
-        sheet.paste(small, (place % ACROSS * THUMBNAIL, place // ACROSS * THUMBNAIL))
+        left, top = ((THUMBNAIL - side) // 2 for side in small.size)
+        row, column = divmod(place, ACROSS)
+        sheet.paste(small, (column * THUMBNAIL + left, row * THUMBNAIL + top))
     return sheet
 
 

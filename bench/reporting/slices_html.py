@@ -109,6 +109,8 @@ def gap(accuracy: Accuracy | None) -> str:
     sign = 1 if accuracy.difference >= 0 else -1
     low, high = sorted(100 * sign * bound for bound in bounds)
     word, other = ("better", "worse") if sign > 0 else ("worse", "better")
+    if round(100 * accuracy.difference, 1) == 0:
+        return f"no difference ({-low:.1f} points {other} to {high:.1f} {word})"
     reach = f"{low:.1f} to {high:.1f}" if low >= 0 else f"{-low:.1f} {other} to {high:.1f} {word}"
     return f"{100 * abs(accuracy.difference):.1f} points {word} ({reach})"
 

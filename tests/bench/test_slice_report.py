@@ -41,19 +41,24 @@ def published() -> Finder:
 
 
 @pytest.fixture(scope="module")
-def quick(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SliceReport]:
+def stores(digits_root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Path]:
+    """Where quick runs go, and where their data is."""
+    return Store(tmp_path_factory.mktemp("results")), digits_root
+
+
+@pytest.fixture(scope="module")
+def quick(stores: tuple[Store, Path]) -> dict[str, SliceReport]:
     """Reports of quick runs, with their data and models: a tree, clusters, an error set."""
-    results = tmp_path_factory.mktemp("results")
+    store, digits_root = stores
     grid = bench.run(
         "nct,george,jtt",
         "umnist",
         1,
         quick=True,
-        results=results,
+        results=store.root,
         data_root=digits_root,
         keep_models=True,
     )
-    store = Store(results)
     return {one.job.method: slice_report(one, store, digits_root) for one in grid.records()}
 
 
@@ -156,6 +161,28 @@ def test_clusters_reach_validation(quick: dict[str, SliceReport]) -> None:
     for one in found.slices:
         assert sum(trait.count for trait in one.classes) == one.sizes["val"]
         assert len(one.classes) <= 1  # a cluster is within a class
+
+
+def test_of_clusters_the_first_model_is_judged_unless_asked_otherwise(
+    quick: dict[str, SliceReport], stores: tuple[Store, Path]
+) -> None:
+    report, (store, root) = quick["george"], stores
+    predictions = store.predictions(report.record.run_id)
+    assert predictions is not None
+    val = predictions[predictions["split"] == "val"]
+    assert (predictions["first"][predictions["split"] == "test"] == -1).all()
+    found = report.analysis
+    assert found.by_first and found.own_accuracy == pytest.approx((val.y == val.pred).mean())
+    assert found.accuracy == pytest.approx((val["y"] == val["first"]).mean())
+    page = slices_page(report)
+    assert "by the first model" in page and "Does this run still fail there?" in page
+    own = slice_report(report.record, store, root, judge="own")
+    assert not own.analysis.by_first and own.analysis.accuracy == found.own_accuracy
+    assert "by the first model" not in slices_page(own)
+    other = slice_report(quick["nct"].record, store, root, by=(report.record, store))
+    assert not other.analysis.by_first
+    with pytest.raises(UsageError, match="no predictions of a first model"):
+        slice_report(quick["nct"].record, store, root, judge="first")
 
 
 def test_a_kept_model_predicts_the_training_samples(quick: dict[str, SliceReport]) -> None:

@@ -254,3 +254,32 @@ def test_the_table_has_a_row_a_slice_in_percent(found: Analysis) -> None:
     assert describe(found.slices[0].groups[0]).startswith(
         f"{100 * found.slices[0].groups[0].share:.0f}% group "
     )
+
+
+def test_a_first_model_is_judged_and_the_runs_own_is_tested() -> None:
+    """Slice 3 is where the first model fails; the run's own model mended it and spoilt slice 0."""
+    frame = made_up(good=1.0, bad=0.5)
+    spoilt = (frame["slice"] == 0) & (np.random.default_rng(2).random(len(frame)) < 0.3)
+    own = np.where(spoilt, 1 - frame["y"], frame["y"])
+    found = analyse(frame.assign(first=frame["pred"], pred=own), NAMES, "val")
+    plain = analyse(frame, NAMES, "val")
+    first, before = found.slices[0], plain.slices[0]
+    assert found.by_first and not plain.by_first
+    assert found.worst is first and first.number == before.number == 3
+    assert first.accuracy is not None and before.accuracy is not None and first.own is not None
+    assert first.accuracy.share == before.accuracy.share and first.accuracy.p_holm is None
+    assert first.own.share == 1.0 and not first.own.worse and first.own.p_holm is not None
+    assert [one.number for one in found.still_worse] == [0]
+    assert [one.number for one in found.worse] == [3]
+    assert found.own_accuracy == pytest.approx(1 - spoilt[frame["split"] == "val"].mean())
+    assert all(math.isnan(s.confidence or math.nan) for s in first.wrong) and first.wrong
+    row = table(found).iloc[0]
+    assert row["own_accuracy"] == 100 and row["accuracy"] < 60 and row["p_holm"] is None
+    assert "own_accuracy" not in table(plain)
+
+
+def test_a_first_model_without_errors_has_no_worst_slice() -> None:
+    frame = made_up()
+    found = analyse(frame.assign(first=frame["y"]), NAMES, "val")
+    assert found.by_first and found.worst is None and found.accuracy == 1.0
+    assert [one.number for one in found.still_worse] == [3]

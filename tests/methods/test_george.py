@@ -122,6 +122,17 @@ class TestSelection:
         plain = worst_cluster(granted_task, clusters, true_shares=False)
         assert rule.score(logits) != pytest.approx(plain.score(logits))
 
+    def test_prior_draws_small_clusters_to_the_average(self, toy_task: Task) -> None:
+        clusters = torch.zeros(40, dtype=torch.long)
+        clusters[:2], clusters[2] = 1, 3  # two samples, none, and one
+        y = toy_task.val.y
+        pred = y.clone()
+        pred[[0, 10]] = 1 - y[[0, 10]]  # one of two, and one of 37, are wrong
+        logits = torch.nn.functional.one_hot(pred, 2).float()
+        drawn = worst_cluster(toy_task, clusters, true_shares=False, prior=10.0).score(logits)
+        assert drawn == pytest.approx(100 * (1 + 10 * 38 / 40) / 12)
+        assert worst_cluster(toy_task, clusters, true_shares=False).score(logits) == 50.0
+
     def test_true_shares_raise_the_tier(self) -> None:
         assert George().supervision(CONFIG) == Supervision()
         known = George().supervision(replace(CONFIG, true_shares=True))
@@ -150,6 +161,8 @@ class TestFit:
         fitted = George().fit(toy_task, CONFIG, ctx)
         assert fitted.partition is not None and torch.equal(fitted.partition, seen[0])
         assert fitted.selection.rule == seen[1].rule == "worst_cluster"
+        assert fitted.val_first is not None and set(fitted.val_first.tolist()) <= {0, 1}
+        assert fitted.val_first.shape == toy_task.val.y.shape
         assert [stage.name for stage in ctx.stage_costs] == ["erm", "george-clusters"]
         assert ctx.stage_costs[1].image_passes == 100
         facts = fitted.details["george"]
@@ -238,6 +251,7 @@ class TestFit:
         [
             ({"unsplit": (2,)}, {}, "unsplit must name classes from 0 to 1"),
             ({"true_shares": True}, {"metric": "auroc"}, "true_shares weighs accuracies"),
+            ({"prior": 10.0}, {"metric": "auroc"}, "prior is of accuracies"),
         ],
     )
     def test_what_does_not_fit_the_task_is_refused(
@@ -265,6 +279,13 @@ def test_quick_shortens_every_stage() -> None:
 def test_wrong_values_are_refused(knob: str) -> None:
     with pytest.raises(UsageError, match=knob):
         replace(CONFIG, **{knob: 0})
+
+
+def test_prior_is_refused_where_it_means_nothing() -> None:
+    with pytest.raises(UsageError, match="prior cannot be negative"):
+        replace(CONFIG, prior=-1.0)
+    with pytest.raises(UsageError, match="two ways to weigh"):
+        replace(CONFIG, prior=1.0, true_shares=True)
 
 
 @pytest.mark.parametrize(
