@@ -318,6 +318,10 @@ def _perf(parser: ArgumentParser) -> None:
     _json(parser)
 
 
+def _doctor(parser: ArgumentParser) -> None:
+    _paths(parser)
+
+
 VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
     "demo": ("every method on synthetic data, then the report", _demo),
     "list": ("methods with their tiers, datasets, what is on disk", _list),
@@ -337,6 +341,7 @@ VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
     "publish": ("put checked runs among the published ones", _publish),
     "clean": ("what takes room besides runs, and free it", _clean),
     "perf": ("how fast the loop is, against the network alone", _perf),
+    "doctor": ("whether this machine is in order, and what to do if not", _doctor),
     "new": ("begin a method or dataset of your own", _new),
     "test": ("the contract tests on a method or dataset of your own", _test),
 }
@@ -389,6 +394,7 @@ EXAMPLES = {
         "predict nct-cmnist-s0 photos > labels.csv",
         "predict model.safetensors photos --out labels.csv",
     ),
+    "doctor": ("doctor", "doctor --json | jq '.findings[] | select(.level != \"ok\")'"),
     "new": ("new method smooth", "new dataset birds --package --out ~/projects"),
     "test": ("test smooth.py", "test smooth"),
     "slices": (
