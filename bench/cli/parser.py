@@ -313,6 +313,8 @@ def _perf(parser: ArgumentParser) -> None:
     meaning = f"stand-in images of these (default: {measured}; photos take a ResNet-50)"
     parser.add_argument("--datasets", default=measured, metavar="A,B", help=meaning)
     _number(parser, "--repeats", 5, "measured turns of every arm (default: 5; photos take fewer)")
+    meaning = "JPEG files that are enlarged to native size (default: photos are drawn)"
+    parser.add_argument("--photos", type=Path, metavar="DIR", help=meaning)
     _folder(parser, "--out", Path("results/perf"), "where this machine's CSV goes")
     _results(parser, "whose stored runs are added up")
     _json(parser)
