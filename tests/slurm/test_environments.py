@@ -28,7 +28,8 @@ def other_python(folder: Path) -> Path:
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "ours.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
+    ours = sysconfig.get_paths()["purelib"]
+    (site / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
     note = f"import sys; open({str(folder / 'started')!r}, 'a').write(sys.prefix + chr(10))\n"
     (site / "sitecustomize.py").write_text(note)
     return python
