@@ -243,16 +243,23 @@ def measured_speed(network: Network) -> Speed:
 
 
 def _each(work: Callable[[], object], device: torch.device) -> float:
-    """Return the median seconds of some work, after a first time that warms up."""
+    """Return the median seconds of some work, after a first time that warms up.
+
+    On a processor those that its threads were busy: what else runs there now will not always.
+    """
     import torch
+
+    def clock() -> float:
+        if device.type != "cuda":
+            return time.process_time() / torch.get_num_threads()
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
 
     took: list[float] = []
     began = time.perf_counter()
     work()
     while not took or (time.perf_counter() - began < MEASURED_SECONDS and len(took) < MOST_STEPS):
-        start = time.perf_counter()
+        start = clock()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        took.append(time.perf_counter() - start)
+        took.append(clock() - start)
     return statistics.median(took)

@@ -227,19 +227,19 @@ def _require_space(caches: Sequence[Cache]) -> None:
         )
 
 
-def decode(file: Path, bound: Bound | None = None) -> np.ndarray:
+def decode(file: Path | io.BytesIO, bound: Bound | None = None) -> np.ndarray:
     """Decode one image to H x W x 3 bytes; raise `DataCorrupt` with the name of a bad file."""
     return _decode(file, bound)[0]
 
 
 def _decode(
-    file: Path, bound: Bound | None = None, digest: bytes | None = None
+    file: Path | io.BytesIO, bound: Bound | None = None, digest: bytes | None = None
 ) -> tuple[np.ndarray, Size]:
     """Decode one image, and return its width and height before it was scaled as well."""
     error = None
     try:
-        source: Path | io.BytesIO = file
-        if digest is not None:
+        source = file
+        if digest is not None and isinstance(file, Path):
             source = io.BytesIO(content := file.read_bytes())
             if content_digest(content) != digest:
                 raise ValueError("not the file that was registered")

@@ -91,9 +91,7 @@ class PhotoDataset(Dataset):
     ) -> Mapping[str, Images]:
         """Open the decoded images, decoding them first where that was not done before."""
         parts = _by_split(self._whole_numbers(folder, config))
-        facts = self.facts(config)
-        # Protocols differ in which images they take, and must not overwrite each other's pixels.
-        stem = f"{self.name}-{facts.protocol}"
+        facts, stem = self.facts(config), self._stem(config)
         caches = {}
         opened: dict[str, Images] = {}
         for name, part in labels.items():
@@ -110,6 +108,20 @@ class PhotoDataset(Dataset):
             caches, lambda name, *at: progress(f"decoding {self.name} {name}", *at), self.name
         )
         return {name: opened[name] if name in opened else decoded[name] for name in labels}
+
+    def _stem(self, config: Any) -> str:
+        """Return what the names of decoded images begin with.
+
+        Protocols differ in which images they take, and must not overwrite each other's pixels.
+        """
+        return f"{self.name}-{self.facts(config).protocol}"
+
+    def undecoded_bytes(self, folder: Path, config: Any) -> int:
+        """Estimate how much room the images need that are not decoded yet."""
+        bound, stem = self.facts(config).bound, self._stem(config)
+        parts = _by_split(self._whole_numbers(folder, config)).items()
+        caches = [_cache(folder, part, f"{stem}-{name}", bound) for name, part in parts]
+        return sum(cache.missing_bytes() for cache in caches if cache.find() is None)
 
     def absent(self, folder: Path, config: Any) -> Mapping[str, torch.Tensor]:
         """Return the ids of each split whose image files are not there."""

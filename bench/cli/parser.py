@@ -320,9 +320,15 @@ def _perf(parser: ArgumentParser) -> None:
     meaning = f"stand-in images of these (default: {measured}; photos take a ResNet-50)"
     parser.add_argument("--datasets", default=measured, metavar="A,B", help=meaning)
     _number(parser, "--repeats", 5, "measured turns of every arm (default: 5; photos take fewer)")
+    meaning = "JPEG files that are enlarged to native size (default: photos are drawn)"
+    parser.add_argument("--photos", type=Path, metavar="DIR", help=meaning)
     _folder(parser, "--out", Path("results/perf"), "where this machine's CSV goes")
     _results(parser, "whose stored runs are added up")
     _json(parser)
+
+
+def _doctor(parser: ArgumentParser) -> None:
+    _paths(parser)
 
 
 VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
@@ -344,6 +350,7 @@ VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
     "publish": ("put checked runs among the published ones", _publish),
     "clean": ("what takes room besides runs, and free it", _clean),
     "perf": ("how fast the loop is, against the network alone", _perf),
+    "doctor": ("whether this machine is in order, and what to do if not", _doctor),
     "new": ("begin a method or dataset of your own", _new),
     "test": ("the contract tests on a method or dataset of your own", _test),
 }
@@ -396,6 +403,7 @@ EXAMPLES = {
         "predict nct-cmnist-s0 photos > labels.csv",
         "predict model.safetensors photos --out labels.csv",
     ),
+    "doctor": ("doctor", "doctor --json | jq '.findings[] | select(.level != \"ok\")'"),
     "new": ("new method smooth", "new dataset birds --package --out ~/projects"),
     "test": ("test smooth.py", "test smooth"),
     "slices": (

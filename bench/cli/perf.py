@@ -5,12 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from bench.cli.output import log, print_json, print_table
 from bench.cost import MeanCost, mean_costs
 from bench.job import parse_names
 from bench.perf import arms
 from bench.perf.measure import Row, machine_info, measure_interleaved, summarise, write_csv
+from bench.perf.photos import EFFORT
 from bench.perf.workload import PHASES, workload_of
 from bench.store import Store
 from datasets.catalogue import load_datasets
@@ -29,7 +31,9 @@ def run(arguments: Namespace) -> None:
         few = f"--repeats must be at least 1 but got {arguments.repeats}"
         raise UsageError(few, "e.g. --repeats 5")
     names = parse_names(arguments.datasets, tuple(load_datasets()))
-    cases = [case for workload in map(workload_of, names) for case in arms.cases_of(workload)]
+    photos = photos_in(arguments.photos) if arguments.photos is not None else ()
+    workloads = [workload_of(name, photos) for name in names]
+    cases = [case for workload in workloads for case in arms.cases_of(workload)]
     path = write_csv(arguments.out, [])  # fails before the work, if at all
     rows: list[Row] = []
     for number, case in enumerate(cases, start=1):
@@ -52,6 +56,14 @@ def run(arguments: Namespace) -> None:
             paper = "Stored runs under the paper's settings, stand-alone"
             print_table(paper, COST_HEADINGS, cost_cells(costs))
     log(f"written to {path}")
+
+
+def photos_in(folder: Path) -> tuple[Path, ...]:
+    """Return the first photos of a folder, by name."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
+    if not files:
+        raise UsageError(f"there are no JPEG files in {folder}", "give a folder of photos")
+    return tuple(files[:: max(1, len(files) // EFFORT.split)][: EFFORT.split])
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:

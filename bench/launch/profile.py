@@ -6,7 +6,10 @@ several that fit a job, later ones win. `slurm/h100.toml` explains every key.
 
 from __future__ import annotations
 
+import os
+import shlex
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,12 +43,16 @@ class Resources:
     pack: int = 1  # runs that share a task and its GPU, each in a process of its own
     requeues: int = 10  # how often a task may run into its time limit before it is given up
     setup: tuple[str, ...] = ()  # shell commands before the job, such as loading modules
+    python: str = ""  # the interpreter of tasks, where it is not that of the launcher
+    container: str = ""  # an image that tasks run in
+    container_command: str = "apptainer exec"  # what runs a command in an image
 
     def __post_init__(self) -> None:
         for name in ("cpus", "minutes", "signal_seconds", "parallel", "pack"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
         for name in ("gpus", "memory_gb", "requeues"):
             require(getattr(self, name) >= 0, f"{name} cannot be negative")
+        require(bool(self.container_command.strip()), "container_command cannot be empty")
         both = self.gpus and self.gres
         require(not both, "gpus and gres are two ways to say one thing: give one")
 
@@ -53,6 +60,21 @@ class Resources:
     def device(self) -> str:
         """The device that jobs find."""
         return "cuda" if self.gpus or self.gres.startswith("gpu") else "cpu"
+
+    def python_command(self, folders: Iterable[Path]) -> str | None:
+        """Return the shell command that starts Python in a task; none for the launcher's own.
+
+        Args:
+            folders: what tasks read and write; a container sees them under the same paths.
+        """
+        given = os.path.expanduser(os.path.expandvars(self.python))
+        if not self.container:
+            return shlex.quote(given) if given else None
+        seen = ",".join(dict.fromkeys(map(str, folders)))
+        gpu = ["--nv"] if self.device == "cuda" else []
+        image = os.path.expanduser(os.path.expandvars(self.container))
+        words = [*shlex.split(self.container_command), *gpu, "--bind", seen, image]
+        return shlex.join([*words, given or "python3"])
 
 
 @dataclass(frozen=True)

@@ -298,7 +298,15 @@ def send(launch: Launch, array: Array, tasks: Sequence[ArrayTask], noun: str) ->
     from submitit.core.utils import FailedJobError
 
     folder, requeues = launch.folder / "tasks", array.resources.requeues
-    executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=requeues)
+    options = tasks[0].options
+    places = [options.data_root, options.results, launch.folder]
+    places += [Path(launch.code)] if launch.code else []
+    executor = submitit.AutoExecutor(
+        folder,
+        cluster="slurm",
+        slurm_max_num_timeout=requeues,
+        slurm_python=array.resources.python_command(places),
+    )
     executor.update_parameters(**submitit_parameters(array, launch.code))
     try:
         with executor.batch():

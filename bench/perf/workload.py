@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,8 +24,10 @@ from bench.context import RunContext, RunSettings, StageAccount
 from bench.perf.measure import Sample
 from bench.process import CpuClock
 from datasets.base import BackboneSpec, Facts, LabelledSplit, Labels, LoadedData, Task
+from datasets.bounded import Bound, scaled
 from datasets.catalogue import get_dataset
 from datasets.config import Values
+from datasets.decode import decode
 from datasets.images import MemoryImages
 from datasets.standins import digits
 from methods.backbones import LENETS, build_classifier
@@ -105,11 +109,19 @@ class EpochClock(RunContext):
 
 @dataclass(frozen=True)
 class Workload:
-    """A dataset as the arms see it."""
+    """A dataset as the arms see it.
+
+    Attributes:
+        photo_size: height and width of photos as their files have them.
+        photos: image files that are enlarged to that size; where there are none, photos are drawn.
+        bound: what photos are scaled down to after that, if they are.
+    """
 
     dataset: str
     effort: Effort
     photo_size: tuple[int, int] = (PHOTO_SIDE, PHOTO_SIDE)
+    photos: tuple[Path, ...] = ()
+    bound: Bound | None = None
 
     @cached_property
     def facts(self) -> Facts:
@@ -136,7 +148,9 @@ class Workload:
     def pixels(self) -> Tensor:
         """Stand-in images, as the dataset's files have them once decoded: (N, C, H, W) uint8."""
         if self.is_photo:
-            return _photos(self.effort.split, self.photo_size)
+            drawn = _enlarged if self.photos else _photos
+            native = drawn(self.effort.split, self.photo_size, self.photos)
+            return native if self.bound is None else _bounded(native, self.bound)
         shown = (np.arange(self.effort.split) % 10).astype(np.uint8)
         grey = torch.from_numpy(digits.draw(shown, np.random.default_rng(SEED)))
         return grey[:, None].repeat(1, self.facts.channels, 1, 1)
@@ -194,13 +208,33 @@ class Workload:
         return build_classifier(self.task(1), EpochClock(Path()), name)  # it writes nothing
 
 
-def workload_of(dataset: str) -> Workload:
+def workload_of(dataset: str, photos: tuple[Path, ...] = ()) -> Workload:
     """Return a dataset's workload; nothing is made yet."""
     digit_like = Workload(dataset, LENET_EFFORT)
-    return Workload(dataset, PHOTO_EFFORT) if digit_like.is_photo else digit_like
+    if not digit_like.is_photo:
+        return digit_like
+    return Workload(dataset, PHOTO_EFFORT, photos=photos)
 
 
-def _photos(count: int, size: tuple[int, int]) -> Tensor:
+def _enlarged(count: int, size: tuple[int, int], files: tuple[Path, ...]) -> Tensor:
+    """Read photos, the same again where they are too few, and enlarge them."""
+    height, width = size
+    pixels = torch.empty(count, 3, height, width, dtype=torch.uint8)
+    for place, file in zip(range(count), cycle(files), strict=False):
+        image = Image.fromarray(decode(file)).resize((width, height), Image.Resampling.BICUBIC)
+        pixels[place] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return pixels
+
+
+def _bounded(pixels: Tensor, bound: Bound) -> Tensor:
+    """Scale photos of one size down as decoding does."""
+    size = bound.size(pixels.shape[3], pixels.shape[2])
+    images = (Image.fromarray(one.permute(1, 2, 0).contiguous().numpy()) for one in pixels)
+    kept = [torch.from_numpy(np.array(scaled(image, size))) for image in images]
+    return torch.stack(kept).permute(0, 3, 1, 2).contiguous()
+
+
+def _photos(count: int, size: tuple[int, int], _: tuple[Path, ...] = ()) -> Tensor:
     """Draw smooth colours with some grain, which a JPEG file keeps about as a photo."""
     generator = torch.Generator().manual_seed(SEED)
     coarse = torch.rand(count, 3, 14, 14, generator=generator)

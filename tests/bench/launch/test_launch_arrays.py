@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,34 @@ def test_shipped_profiles_fit_every_job(path: Path) -> None:
     profile = read_profile(path)
     for job in jobs_of("erm,jtt,nct", "umnist,waterbirds,celeba", 1):
         assert profile.resources(job).cpus >= 1
+
+
+FOLDERS = [Path("/data"), Path("/my results"), Path("/data")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, None),
+        ({"python": "/other env/bin/python"}, "'/other env/bin/python'"),
+        ({"python": "$ENVS/gpu/bin/python"}, "/envs/gpu/bin/python"),
+        ({"container": "b.sif"}, "apptainer exec --bind '/data,/my results' b.sif python3"),
+        (
+            {"container": "~/b.sif", "gpus": 1, "python": "/opt/bin/python3.12"},
+            "apptainer exec --nv --bind '/data,/my results' /home/me/b.sif /opt/bin/python3.12",
+        ),
+        (
+            {"container": "b.sif", "container_command": "singularity -q exec --cleanenv"},
+            "singularity -q exec --cleanenv --bind '/data,/my results' b.sif python3",
+        ),
+    ],
+)
+def test_another_python_and_a_container(
+    keys: dict[str, Any], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVS", "/envs")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert Resources(**keys).python_command(FOLDERS) == expected
 
 
 def test_later_overrides_win(tmp_path: Path) -> None:

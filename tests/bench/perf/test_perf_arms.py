@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
+from bench.cli.perf import photos_in
 from bench.perf import dataloader, photos
 from bench.perf.arms import cases_of, erm_training, our_training, tree_training
 from bench.perf.measure import Sample, one_thread, summarise
@@ -24,6 +26,7 @@ from bench.perf.workload import (
     workload_of,
 )
 from bench.process import CpuClock
+from datasets.errors import UsageError
 from datasets.images import ImageBatch
 from datasets.transforms import Transform
 from methods import training
@@ -141,12 +144,36 @@ def test_photos_of_native_size_reach_batches_on_every_road() -> None:
     index = torch.tensor([5, 2])
     assert torch.equal(mapped.batch(index).pixels, native.pixels[index])
     assert tuple(mapped.sizes[0].tolist()) == photos.NATIVE
-    (sample,) = photos.our_batches(native)().values()
+    (sample,) = photos.our_batches(native, "ours, native")().values()
+    assert sample.images == 16
+    bound = native.facts.bound
+    assert bound is not None
+    kept = replace(native, bound=bound)
+    assert kept.pixels.shape == (16, 3, 269, 358)
+    (sample,) = photos.our_batches(kept, "ours")().values()
     assert sample.images == 16
     stored = dataloader.stored_images(native, 16, native.facts.train_transform)
-    assert photos.decoded(stored) == 16
+    assert photos.decoded(stored, bound) == photos.decoded(stored, None) == 16
     assert stored.read(0).size == photos.NATIVE[::-1]
     assert stored[0][0].shape == (3, 224, 224)
+
+
+def test_given_photos_are_enlarged(tmp_path: Path) -> None:
+    for number in range(3):
+        Image.linear_gradient("L").rotate(90 * number).convert("RGB").save(
+            tmp_path / f"{number}.jpg"
+        )
+    files = photos_in(tmp_path)
+    assert [file.name for file in files] == ["0.jpg", "1.jpg", "2.jpg"]
+    effort = replace(photos.EFFORT, split=4)
+    workload = replace(workload_of("waterbirds", files), effort=effort, photo_size=photos.NATIVE)
+    pixels = workload.pixels
+    assert pixels.shape == (4, 3, *photos.NATIVE)
+    assert torch.equal(pixels[0], pixels[3]) and not torch.equal(pixels[0], pixels[1])
+    assert pixels[0, 0, 20, 250] < 20 < 230 < pixels[0, 0, 360, 250], "a gradient, as it was"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="no JPEG files"):
+        photos_in(tmp_path / "empty")
 
 
 def test_ratios_are_taken_against_the_limit_of_the_case() -> None:
