@@ -214,8 +214,8 @@ def expand(
         usually = facts.backbone, facts.pretrained
         backbone = resolve_backbone(*usually, by_owner.get("backbone", {}), root)
         shared = {name: as_plain(settings), "backbone": backbone}
-        side = facts.eval_transform.resolution
-        check_input(str(backbone["name"]), rows=facts.rows, data=name, resolution=side)
+        shape = facts.eval_transform.shape
+        check_input(str(backbone["name"]), rows=facts.rows, data=name, shape=shape)
         preset_backbone = resolve_backbone(*usually, {}, root)
         usual = {name: as_plain(dataset.config_type()), "backbone": preset_backbone}
         kind = "release" if place is None else place.data_kind

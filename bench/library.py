@@ -32,7 +32,7 @@ from datasets.images import Images
 from datasets.own import SHIFT, SMALL_SIDE
 from datasets.photos import IMAGENET_MEAN, IMAGENET_STD, photo_transforms
 from datasets.transforms import PaddedRandomCrop, ResizedCentreCrop, Transform
-from methods.backbones import LENETS, SMALL_NETWORKS, check_input
+from methods.backbones import LENET_SHAPES, LENETS, SMALL_NETWORKS, check_input
 from methods.base import Method, Supervision, get_method, load_methods
 from methods.presets import KINDS, preset_values
 
@@ -186,9 +186,9 @@ def _with_network(
     lenet = spec.name in LENETS
     side = resolution or (LENET_SIDE if lenet else min(PHOTO_SIDE, _longer_side(images)))
     require(side >= SMALLEST_SIDE, f"resolution must be at least {SMALLEST_SIDE} but got {side}")
-    if lenet and side != LENET_SIDE:
+    if lenet and (side, side) != (shape := LENET_SHAPES[spec.name]):
         raise UsageError(
-            f"{spec.name} takes images of {LENET_SIDE} x {LENET_SIDE}, not {side}",
+            f"{spec.name} takes images of {shape[0]} x {shape[1]}, not {side}",
             "leave resolution out, or choose another backbone, e.g. resnet18",
         )
     look = (IMAGENET_MEAN, IMAGENET_STD) if facts.channels == 3 else _mean_and_std(images)

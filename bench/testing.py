@@ -505,8 +505,7 @@ class DatasetContract:
         assert few.pixels.shape[1] == data.facts.channels
         for transform in (data.facts.train_transform, data.facts.eval_transform):
             batch = transform(few, torch.Generator().manual_seed(0))
-            assert batch.shape[:2] == (4, data.facts.channels)
-            assert batch.shape[2] == batch.shape[3]
+            assert batch.shape == (4, data.facts.channels, *transform.shape)
             assert bool(torch.isfinite(batch).all())
 
     def test_a_method_runs_on_it(self, runs: Runs) -> None:

@@ -25,6 +25,8 @@ BUILT_IN: Mapping[str, str] = {
     "isic": "datasets.isic",
     "umnist": "datasets.umnist",
     "cmnist": "datasets.cmnist",
+    "dominoes": "datasets.dominoes",
+    "cmnist_irm": "datasets.cmnist_irm",
 }
 
 

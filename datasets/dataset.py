@@ -47,7 +47,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done, and how much there is."""
 
 NAME = re.compile("[a-z][a-z0-9_]{,39}")
-RESERVED = ("all", "backbone", "mnist", "weights")
+RESERVED = ("all", "backbone", "cifar10", "mnist", "weights")
 """Words of the command line that stand where a dataset's name could."""
 
 QUICK_SIZES = {"train": 1500, "val": 500, "test": 500}
@@ -121,6 +121,8 @@ class Dataset(ABC):
             own metric, and the average accuracy beside a worst-group accuracy.
         metric_titles: how tables spell the metrics.
         source: what `bench data get` fetches for it; the name by default.
+        extended: whether it stands in tables of the whole field alone, and not in the main table
+            and what belongs to that.
         files_pinned: whether `check_files` compares all files with known sums, pixels among them.
         distribution: the installed package that brought it, or else the module that registered it;
             None for those of this repository.
@@ -134,6 +136,7 @@ class Dataset(ABC):
     table_metrics: ClassVar[tuple[str, ...]] = ()
     metric_titles: ClassVar[Mapping[str, str]] = METRIC_TITLES
     source: ClassVar[str] = ""
+    extended: ClassVar[bool] = False
     files_pinned: ClassVar[bool] = False
     distribution: str | None = None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -41,6 +43,27 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
         )
     # From a bytearray the array is writable, which torch.from_numpy asks for.
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def map_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Open an IDX file of bytes that is not gzipped, reading only what is then asked for."""
+    with path.open("rb") as handle:
+        head = handle.read(4 + 4 * 255)
+    dimensions = head[3] if len(head) >= 4 else 0
+    start = 4 + 4 * dimensions
+    shape = tuple(int.from_bytes(head[at : at + 4], "big") for at in range(4, start, 4))
+    size = start + math.prod(shape)
+    if not shape or head[:start] != idx_header(shape) or path.stat().st_size != size:
+        raise DataCorrupt(
+            f"{path} is no IDX file of unsigned bytes, or not all of one",
+            "delete it and get it again",
+        )
+    return np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=shape)
+
+
+def idx_header(shape: Sequence[int]) -> bytes:
+    """Return the header of an IDX file of bytes."""
+    return bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
 
 
 def on_disk(path: Path) -> Path | None:

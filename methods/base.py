@@ -292,6 +292,10 @@ class Method(ABC):
         """Return what the method, so configured, may see."""
         return Supervision()
 
+    def fits_on_validation(self, config: Any) -> bool:
+        """Return whether it fits something to validation samples, beyond choosing by them."""
+        return False
+
     def stages(self, config: Any) -> tuple[Stage, ...]:
         """Return the stages that a fit asks for, in the order in which they are finished.
 

@@ -49,6 +49,10 @@ class Dfr(SingleNetworkMethod, Method):
         """Return access to the validation groups."""
         return Supervision(val_groups=True)
 
+    def fits_on_validation(self, config: DfrConfig) -> bool:
+        """Return that the last layer is fitted there."""
+        return True
+
     def stages(self, config: DfrConfig) -> tuple[Stage, ...]:
         """Return the base model."""
         return (erm_stage(config.erm),)

@@ -136,7 +136,7 @@ def heatmaps(network: Classifier, images: EvalImages, gamma: float, side: int) -
 
 def heatmap_batch_size(transform: Transform) -> int:
     """Choose how many images to explain at once; each needs many times its own memory."""
-    return max(1, BATCH_PIXELS // transform.resolution**2)
+    return max(1, BATCH_PIXELS // transform.pixels)
 
 
 def relevance(model: nn.Module, images: Tensor, gamma: float) -> Tensor:
@@ -397,6 +397,10 @@ class ExMap(SingleNetworkMethod, Method):
         "A slice is a pseudo-group: a cluster, within a class, of what a first model looked at in "
         "validation samples. The last layer was fitted on them; other samples are in none."
     )
+
+    def fits_on_validation(self, config: ExMapConfig) -> bool:
+        """Return that the last layer is fitted there."""
+        return True
 
     def stages(self, config: ExMapConfig) -> tuple[Stage, ...]:
         """Return the first model, and the clusters of its heatmaps."""

@@ -255,6 +255,10 @@ class HeadOnHalf(SingleNetworkMethod, Method):
         """Return access to the validation groups, where something is chosen by them."""
         return Supervision(val_groups=config.selection in WORST_GROUP_RULES)
 
+    def fits_on_validation(self, config: HeadConfig) -> bool:
+        """Return that the last layer is fitted there."""
+        return True
+
     def stages(self, config: HeadConfig) -> tuple[Stage, ...]:
         """Return the base model, which both share."""
         return (base_stage(config),)

@@ -96,9 +96,12 @@ def in_batches(index: Tensor, size: int) -> list[Tensor]:
     return parts
 
 
-def augmented_together(parts: list[Tensor], side: int) -> list[list[Tensor]]:
-    """Put batches of small images together, to be gathered and augmented at once."""
-    size = max(1, AUGMENTED_PIXELS // (len(parts[0]) * side**2)) if parts else 1
+def augmented_together(parts: list[Tensor], pixels: int) -> list[list[Tensor]]:
+    """Put batches of small images together, to be gathered and augmented at once.
+
+    `pixels` are those of an image after augmentation.
+    """
+    size = max(1, AUGMENTED_PIXELS // (len(parts[0]) * pixels)) if parts else 1
     return [parts[start : start + size] for start in range(0, len(parts), size)]
 
 
@@ -284,7 +287,7 @@ class Training:
     def _batches(self, parts: list[Tensor], stream: str = "augment") -> Iterator[Batch]:
         """Gather and augment the images of one batch after another."""
         generator = self.ctx.generator(self.name, stream, self._epoch)
-        groups = augmented_together(parts, self.task.train_transform.resolution)
+        groups = augmented_together(parts, self.task.train_transform.pixels)
         for group, images in zip(groups, self._train.batches(groups, generator), strict=True):
             counts = [len(part) for part in group]
             for part, own in zip(group, images.split(counts), strict=True):

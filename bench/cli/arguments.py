@@ -29,11 +29,14 @@ def launch_options(arguments: Namespace) -> LaunchOptions:
     )
 
 
-def expand_jobs(arguments: Namespace, *, need_data: bool = True) -> tuple[list[Job], list[Skipped]]:
+def expand_jobs(
+    arguments: Namespace, *, need_data: bool = True, explicit: bool | None = None
+) -> tuple[list[Job], list[Skipped]]:
     """Return the jobs that the arguments name, and which datasets were left out.
 
     A wrong name or value is an error. Without `need_data` the datasets need not be on disk; with
-    it, a missing one is an error if datasets are named one by one, and left out if by `all`.
+    it, a missing one is an error if datasets are named one by one, and left out if by `all`:
+    `explicit` says which, where the arguments do not.
     """
     request = make_request(
         arguments.methods,
@@ -45,7 +48,8 @@ def expand_jobs(arguments: Namespace, *, need_data: bool = True) -> tuple[list[J
         results=arguments.results,
         data_root=arguments.data_root,
     )
-    explicit = "all" not in [name.strip() for name in arguments.datasets.split(",")]
+    if explicit is None:
+        explicit = "all" not in [name.strip() for name in arguments.datasets.split(",")]
     return expand_on_disk(request, explicit=explicit, log=log, need_data=need_data)
 
 

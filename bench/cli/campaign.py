@@ -39,9 +39,10 @@ def run(arguments: Namespace) -> int:
     campaign = campaigns.get_campaign(arguments.name)
     # Runs of every method and dataset, to check names and values and what is on disk.
     seeds, arguments.seeds = arguments.seeds, arguments.seeds or "1"
-    arguments.methods, arguments.preset = campaign.methods, "paper"
+    arguments.methods, arguments.preset = campaign.rows(), "paper"
+    named = bool(campaign.datasets) or "all" not in parse_names(arguments.datasets, ("all",))
     arguments.datasets = _included(campaign, arguments.datasets)
-    checked, skipped = expand_jobs(arguments, need_data=not arguments.plan)
+    checked, skipped = expand_jobs(arguments, need_data=not arguments.plan, explicit=named)
     cells = campaigns.campaign_cells(
         campaign,
         [*dict.fromkeys(job.dataset for job in checked)],
@@ -64,14 +65,14 @@ def run(arguments: Namespace) -> int:
 
 def _included(campaign: Campaign, datasets: str) -> str:
     """Leave out the datasets that the campaign is not about, before any of them is looked for."""
-    if not campaign.datasets:
-        return datasets
-    names = [get_dataset(name).name for name in parse_names(datasets, tuple(load_datasets()))]
+    known = tuple(load_datasets())
+    names = [get_dataset(name).name for name in parse_names(datasets, known)]
     included = ",".join(filter(campaign.includes, names))
     if not included:
+        about = [name for name in known if campaign.includes(name)]
         raise UsageError(
             f"campaign {campaign.name} has no runs on {', '.join(names)}",
-            f"it is about {', '.join(campaign.datasets)}: --datasets {','.join(campaign.datasets)}",
+            f"it is about {', '.join(about)}: --datasets {','.join(about)}",
         )
     return included
 
@@ -80,7 +81,7 @@ def _print(campaign: Campaign, cells: Sequence[CampaignCell], grid: Grid) -> Non
     """Print the campaign's table; development seeds apart, without their test figures."""
     if campaign.name == "timing":
         _print_times(timings(grid.store, grid.records()))
-    elif len(campaign.variants) == 1 or not all(get_method(m).tree for m in campaign.methods):
+    elif len(campaign.variants) == 1 or not all(get_method(m).tree for m in campaign.rows()):
         output.print_results(grid.jobs, grid.statuses)
     else:
         developed = [job for job in grid.jobs if shown_split(job.seed) == "val"]

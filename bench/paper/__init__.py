@@ -38,10 +38,10 @@ def __getattr__(name: str) -> object:
 
 def _tables() -> tuple[TableBuilder, ...]:
     from bench.paper import ablations, claims, depth, leaves, protocol, selection
-    from bench.reporting import comparisons, main_table
+    from bench.reporting import comparisons, extended, main_table
 
     return (
-        *(main_table.main_results, main_table.main_differences),
+        *(main_table.main_results, main_table.main_differences, extended.extended_results),
         *(comparisons.worst_group_uncertainty, comparisons.paired_tests),
         *(claims.claims, claims.claims_sweep),
         *(ablations.class_calibration, leaves.capture_rates),

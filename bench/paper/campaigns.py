@@ -1,4 +1,4 @@
-"""Campaigns: the named sets of runs behind the paper's tables.
+"""Campaigns: the named sets of runs behind the paper's tables, and behind the extended one.
 
 A campaign names a table, the methods in its rows and the variants in its columns. A variant that
 repeats what a dataset's preset says anyway is the default column there: it is the main runs
@@ -52,8 +52,63 @@ class Campaign:
     datasets: tuple[str, ...] = ()  # those it is about; any if none is named
 
     def includes(self, dataset: str) -> bool:
-        """Return whether it has runs on a dataset."""
-        return not self.datasets or dataset in self.datasets
+        """Return whether it has runs on a dataset: one of its own, or of the main table's."""
+        return dataset in self.datasets if self.datasets else not _is_extended(dataset)
+
+    def rows(self) -> tuple[str, ...]:
+        """Return the methods in the table's rows."""
+        return self.methods
+
+    def columns(self, method: str) -> tuple[Variant, ...]:
+        """Return what is run of a method."""
+        return self.variants
+
+
+@dataclass(frozen=True)
+class FieldCampaign(Campaign):
+    """Runs of the extended table, as the registries have methods and datasets.
+
+    Either the methods without a row in the main table on the datasets of that, or all methods on
+    the datasets without a column in it; a method's further rows (`Method.further_rows`) as well.
+    """
+
+    on_main_datasets: bool = False
+
+    def includes(self, dataset: str) -> bool:
+        """Return whether it has runs on a dataset; a user's own data is in no table."""
+        from datasets.dataset import DATASETS
+
+        return _is_extended(dataset) != self.on_main_datasets and dataset in DATASETS
+
+    def rows(self) -> tuple[str, ...]:
+        """Return all registered methods, or those without a row in the main table."""
+        from bench.reporting.names import all_methods
+
+        left_out = ALL_METHODS if self.on_main_datasets else ()
+        return tuple(name for name in all_methods() if name not in left_out)
+
+    def columns(self, method: str) -> tuple[Variant, ...]:
+        """Return the method's preset, and a column for each of its further rows."""
+        from methods.base import get_method
+
+        further = (
+            Variant(
+                ", ".join(f"{knob}={value}" for knob, value in settings.items()),
+                {f"{method}.{knob}": value for knob, value in settings.items()},
+                self.default_seeds,
+                title[:1].upper() + title[1:],
+            )
+            for title, settings in get_method(method).further_rows.items()
+        )
+        return (*self.variants, *further)
+
+
+def _is_extended(dataset: str) -> bool:
+    """Return whether a dataset has no column in the main table."""
+    from datasets.catalogue import load_datasets
+
+    known = load_datasets().get(dataset)
+    return known is not None and known.extended
 
 
 @dataclass(frozen=True)
@@ -89,6 +144,7 @@ def _variants(
 
 
 MAIN_VARIANT = Variant("", {}, MAIN_SEEDS, "")
+AS_PRESET = replace(MAIN_VARIANT, title="Preset")
 SCOPES = {"standard": "Standard", "head_only": "Head-Only", "full": "Full FT"}
 HEADS = {"linear": "Linear", "mlp": "MLP", "asymmetric": "Asymmetric", "reversed": "Reversed"}
 MERGING = _variants("nct.min_samples", {"0": "Disabled", "20": "Default"})
@@ -172,6 +228,12 @@ CAMPAIGNS: dict[str, Campaign] = {
             *("control-validation", "control_validation", IN_MAIN_TABLE + PLUS, BALANCE),
             *(SWEEP_SEEDS, ("cmnist",)),
         ),
+        # Beside the paper's, apart from its table: new methods, and all of them on new datasets.
+        FieldCampaign(
+            *("extended-methods", "extended_results", (), (AS_PRESET,), MAIN_SEEDS),
+            on_main_datasets=True,
+        ),
+        FieldCampaign("extended-datasets", "extended_results", (), (AS_PRESET,), SWEEP_SEEDS),
         # Times are read from the main runs, not measured again.
         Campaign("timing", "training_time", ALL_METHODS, (MAIN_VARIANT,), PUBLISHED_SEEDS),
     )
@@ -210,7 +272,7 @@ def campaign_cells(
     cells = []
     for dataset in filter(campaign.includes, datasets):
         found = locate(Request((), (dataset,), (), data_root))
-        for method in campaign.methods:
+        for method in campaign.rows():
             given = overrides_without(overrides or {}, owners - {method, dataset})
             request = Request(
                 *((method,), (dataset,), tuple(seeds or campaign.default_seeds), data_root),
@@ -218,7 +280,7 @@ def campaign_cells(
                 quick=quick,
             )
             main = expand(request, found)
-            for variant in campaign.variants:
+            for variant in campaign.columns(method):
                 jobs = main
                 if variant.overrides:
                     own = {**given, **variant.overrides}
@@ -260,7 +322,7 @@ def variant_specs() -> tuple[VariantSpec, ...]:
             default_seeds=campaign.default_seeds,
         )
         for campaign in CAMPAIGNS.values()
-        if len(campaign.variants) > 1
+        if len(campaign.variants) > 1  # the extended table finds its further rows by itself
         for dataset in filter(campaign.includes, load_datasets())
         for method in campaign.methods
         for variant in campaign.variants

@@ -46,7 +46,10 @@ def pipeline(transform: ours.Transform, side: int, *, of_tensors: bool) -> Calla
     size, cut = transform.resolution, transform.cut
     steps: list[Any]
     if isinstance(cut, ours.PaddedRandomCrop):
-        steps = [transforms.RandomCrop(side, padding=cut.padding), transforms.Resize((size, size))]
+        steps = [transforms.RandomCrop(side, padding=cut.padding)]
+        steps += [transforms.Resize(transform.shape)]
+    elif isinstance(cut, ours.WholeImage):
+        steps = [transforms.Resize(transform.shape)]
     elif isinstance(cut, ours.RandomResizedCrop):
         steps = [transforms.RandomResizedCrop(size, cut.scale, cut.ratio)]
     else:

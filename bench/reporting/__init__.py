@@ -20,6 +20,7 @@ from bench.reporting.collection import (
     collect,
 )
 from bench.reporting.comparisons import paired_tests, training_time, worst_group_uncertainty
+from bench.reporting.extended import extended_results
 from bench.reporting.figure import FORMATS, PARETO, TRAINING_TIME, FigureSpec, write_figures
 from bench.reporting.html import html_page
 from bench.reporting.latex import build_pdf, document_source, table_source
@@ -32,7 +33,8 @@ __all__ += ["PARETO", "TRAINING_TIME", "build", "build_pdf", "collect", "make_ta
 
 # What is in a report without any paper.
 GENERIC_TABLES: tuple[TableBuilder, ...] = (
-    *(main_results, worst_group_uncertainty, paired_tests, training_time, smoke_runs, left_out),
+    *(main_results, extended_results, worst_group_uncertainty, paired_tests, training_time),
+    *(smoke_runs, left_out),
 )
 GENERIC_FIGURES = (PARETO, TRAINING_TIME)
 

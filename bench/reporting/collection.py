@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -35,10 +36,11 @@ from bench.reporting.names import dataset_title, in_main_table, method_title
 from bench.reporting.table import Cell, CellKey, Table
 from bench.store import Store, read_table
 from datasets.base import Facts, LabelledSplit
-from datasets.catalogue import get_dataset
+from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import Values
 from datasets.errors import BenchError, DataMissing
 from datasets.files import Damaged, to_json
+from methods.base import load_methods
 from methods.presets import PRESETS
 
 Kind = Literal["published", "variant", "smoke", "left out"]
@@ -66,6 +68,18 @@ class VariantSpec:
     overrides: Mapping[str, str]  # the change, as `--set` would make it
     seeds: tuple[int, ...]
     default_seeds: tuple[int, ...] = ()  # of a column that is the main runs, if given
+
+
+FURTHER_ROWS = "further rows"
+"""Stands for a campaign in the columns that `Method.further_rows` describes."""
+
+
+def further_rows(seeds: Sequence[int]) -> Iterator[VariantSpec]:
+    """Go through what each method says of its further rows, on every dataset."""
+    for (name, method), dataset in product(load_methods().items(), load_datasets()):
+        for row, settings in method.further_rows.items():
+            overrides = {f"{name}.{knob}": value for knob, value in settings.items()}
+            yield VariantSpec(FURTHER_ROWS, row, name, dataset, overrides, tuple(seeds))
 
 
 @dataclass(frozen=True)
@@ -170,8 +184,14 @@ class Collection:
         return [run for run in self.runs if run.kind == kind]
 
     def of_main_table(self) -> list[Run]:
-        """Return the published runs of the main table's methods, in the store's order."""
-        return [run for run in self.of_kind("published") if in_main_table(run.job.method)]
+        """Return the published runs of the main table's methods and datasets, in order."""
+        found = self.of_kind("published")
+        return [run for run in found if in_main_table(run.job.method, run.job.dataset)]
+
+    def further(self, method: str, row: str, dataset: str) -> list[Run]:
+        """Return the runs of a method's further row on one dataset, by seed."""
+        own = self.variant(FURTHER_ROWS, row, dataset)
+        return [run for run in own if run.job.method == method]
 
     def count(self, kind: Kind) -> int:
         """Return how many runs there are of one kind; unreadable ones are left out."""
@@ -231,7 +251,8 @@ def collect(
     store: Store, variants: Sequence[VariantSpec] = (), seeds: Sequence[int] = PUBLISHED_SEEDS
 ) -> Collection:
     """Read every record of a store and classify it, by campaign columns and the seeds to show."""
-    classifier, found = Classifier(variants, seeds), list(store.read_all())
+    classifier = Classifier((*variants, *further_rows(seeds)), seeds)
+    found = list(store.read_all())
     runs = [
         classifier.place(one, store.runs / one.run_id) for one in found if isinstance(one, Record)
     ]

@@ -43,7 +43,7 @@ ESCAPES = {
     "-": "{-}",
 }
 MARKS = {"yes": r"\ding{51}", "no": r"\ding{55}"}
-TIER_COLUMNS = ("T", "V", "I")
+TIER_COLUMNS = ("T", "V", "I", "F")
 DELIMITERS = ("<%", "%>", "<<", ">>", "<#", "#>")  # of templates: braces mean something in LaTeX
 DEBIAN_PACKAGES = (
     "texlive-latex-base texlive-latex-recommended texlive-latex-extra texlive-fonts-recommended"

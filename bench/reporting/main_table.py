@@ -15,6 +15,7 @@ from bench.reporting.collection import (
     Collection,
     Reference,
     ReportInput,
+    Run,
     grouped,
     metric_values,
 )
@@ -95,9 +96,9 @@ def by_method(
     )
 
 
-def machines(runs: Collection) -> str:
-    """Return on what the published runs were made, and what that means for repeating them."""
-    origins = [run.record.provenance for run in runs.of_main_table()]
+def machines(shown: Iterable[Run]) -> str:
+    """Return on what runs were made, and what that means for repeating them."""
+    origins = [run.record.provenance for run in shown]
     counted = Counter(
         f"{one.hardware()}, torch {one.environment.libraries.get('torch') or 'unknown'}"
         for one in origins
@@ -174,13 +175,13 @@ def main_results(given: ReportInput) -> Table:
         ),
         row_headers=("Method", "T", "V", "I", "Source"),
         columns=tuple(map(_main_column, _main_keys())),
-        rows=_best_by_tier(rows),
+        rows=best_by_tier(rows),
         notes=(
             *([origin] if reference else []),
             seeds_note(cell for row in rows for cell in row.cells),
             "Bold: best of its tier, among measured and among paper rows apart.",
             *reference.notes.get("main_results", ()),
-            machines(given.runs),
+            machines(given.runs.of_main_table()),
         ),
         in_paper=bool(reference),
         section_titles=True,
@@ -256,7 +257,7 @@ def difference(measured: Cell, paper: Cell | None) -> Cell:
     )
 
 
-def _best_by_tier(rows: Sequence[Row]) -> tuple[Row, ...]:
+def best_by_tier(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Mark the best of each tier and column, measured and paper apart."""
     marked = {}
     for alike in grouped(rows, lambda row: (row.section, row.source)).values():

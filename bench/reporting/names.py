@@ -19,10 +19,10 @@ def method_title(name: str) -> str:
     return method.title if method is not None else name
 
 
-def in_main_table(name: str) -> bool:
-    """Return whether a method stands in the main table; one no longer registered does."""
-    method = load_methods().get(name)
-    return method is None or not method.extended
+def in_main_table(method: str, dataset: str) -> bool:
+    """Return whether the main table has both; what is no longer registered counts as its own."""
+    entries = load_methods().get(method), load_datasets().get(dataset)
+    return not any(entry is not None and entry.extended for entry in entries)
 
 
 def methods_in_order(names: Iterable[str] = ()) -> list[str]:
@@ -33,8 +33,18 @@ def methods_in_order(names: Iterable[str] = ()) -> list[str]:
     return sorted(chosen, key=lambda name: (order.get(name, len(order)), name))
 
 
+def all_methods() -> list[str]:
+    """Return every registered method, in the order of tables."""
+    return methods_in_order(load_methods())
+
+
 def dataset_names() -> tuple[str, ...]:
-    """Return the registered datasets in the order of tables."""
+    """Return the main table's datasets in the order of tables."""
+    return tuple(name for name, dataset in load_datasets().items() if not dataset.extended)
+
+
+def all_datasets() -> tuple[str, ...]:
+    """Return every registered dataset, in the order of tables."""
     return tuple(load_datasets())
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from datasets.cifar_source import FOLDER
 from datasets.config import LIMIT
 from datasets.errors import UsageError
-from datasets.standins import birds, digits, faces, lesions
+from datasets.standins import birds, digits, faces, lesions, vehicles
 from datasets.standins.marker import MARKER_NAME, Counts, Marker, read_marker, write_marker
 
 __all__ = ["MARKER_NAME", "NAMES", "Marker", "read_marker", "write"]
@@ -40,6 +41,7 @@ _RECIPES = {
     "mnist": _MNIST,
     "umnist": _MNIST,
     "cmnist": _MNIST,
+    "cmnist_irm": _MNIST,
     "waterbirds": _Recipe(
         "waterbirds",
         "waterbirds/waterbird_complete95_forest2water2",
@@ -48,9 +50,10 @@ _RECIPES = {
     ),
     "celeba": _Recipe("celeba", "celeba", faces.LABELS, faces.write_into),
     "isic": _Recipe("isic", "isic", lesions.LABELS, lesions.write_into),
+    "dominoes": _Recipe("dominoes", FOLDER, vehicles.LABELS, vehicles.write_into),
 }
 NAMES = tuple(_RECIPES)
-"""Every name `write` accepts; the two MNIST variants are made from the same files."""
+"""Every name `write` accepts; the MNIST variants are made from the same files."""
 
 
 def write(name: str, root: Path, size: int = 400, seed: int = 0) -> Path:
@@ -63,7 +66,8 @@ def write(name: str, root: Path, size: int = 400, seed: int = 0) -> Path:
     Args:
         name: One of `NAMES`.
         root: The folder that holds all datasets.
-        size: Training images; for MNIST the images of the two train files together.
+        size: Training images; for MNIST and CIFAR-10 those of the train files, from which
+            validation is taken as well.
         seed: The same name, size and seed give the same files, byte for byte.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Handwritten-looking digits in the IDX files of MNIST, shared by UMNIST and CMNIST.
+"""Handwritten-looking digits in the IDX files of MNIST, shared by all that is made of these.
 
 Each digit is a handful of strokes. A copy is bent by a smooth warp, slanted, turned, fitted to the
 20-pixel box of MNIST, centred by its ink and drawn with a pen of random thickness: a pixel's grey
@@ -72,8 +72,8 @@ def write_into(folder: Path, size: int, seed: int) -> Counts:
     rng = np.random.default_rng([seed, size, 1])
     for prefix, count in (("train", size), ("t10k", max(SMALLEST_TEST, size // 4))):
         labels = rng.permutation(np.arange(count) % 10).astype(np.uint8)
-        _write_idx(folder / f"{prefix}-images-idx3-ubyte", draw(labels, rng))
-        _write_idx(folder / f"{prefix}-labels-idx1-ubyte", labels)
+        write_idx(folder / f"{prefix}-images-idx3-ubyte", draw(labels, rng))
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte", labels)
     return {}
 
 
@@ -147,7 +147,7 @@ def _inked(begin: Points, end: Points, rng: np.random.Generator) -> Bytes:
     return np.asarray(np.rint(255 * ink), dtype=np.uint8)
 
 
-def _write_idx(path: Path, values: Bytes) -> None:
+def write_idx(path: Path, values: Bytes) -> None:
     """Write bytes in IDX: two zeros, the type code of bytes, the sizes as big-endian integers."""
     header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
     path.write_bytes(header + values.tobytes())

@@ -294,6 +294,10 @@ class NctPlus(Nct):
 
     training_name = "nct"  # its random streams as well, so that the two differ by the switches only
 
+    def fits_on_validation(self, config: PlusConfig) -> bool:
+        """Return whether leaves are calibrated there."""
+        return config.calibration in ("validation", "half")
+
     def selection_rules(self, config: NctConfig) -> tuple[str, ...]:
         """Return the proxies; iteration 1 has none yet."""
         return (*super().selection_rules(config), "cell_pwga") if config.iterations > 1 else ()

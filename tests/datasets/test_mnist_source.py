@@ -18,14 +18,9 @@ import pytest
 
 from datasets import mnist_source
 from datasets.errors import DataCorrupt, DataMissing
+from datasets.file_sources import ArrayUnpickler, FileSource
 from datasets.idx import read_idx
-from datasets.mnist_source import (
-    ArrayUnpickler,
-    MnistSource,
-    ensure_mnist,
-    find_mnist,
-    verify_mnist,
-)
+from datasets.mnist_source import ensure_mnist, find_mnist, verify_mnist
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -75,7 +70,7 @@ def test_a_folder_the_user_has_is_used_as_it_is(tmp_path: Path, place: str, zipp
             path.with_name(name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
             path.unlink()
     before = sorted(tmp_path.rglob("*"))
-    folder = ensure_mnist(tmp_path, print, [MnistSource("none", offline)])
+    folder = ensure_mnist(tmp_path, print, [FileSource("none", offline)])
     assert folder == find_mnist(tmp_path) == tmp_path / place
     assert sorted(tmp_path.rglob("*")) == before, "a shared root may be read-only"
     assert read_idx(folder / "train-images-idx3-ubyte").shape == (6, 28, 28)
@@ -126,7 +121,7 @@ def test_sources_are_tried_in_order_and_verified(tmp_path: Path) -> None:
         (folder / "train-labels-idx1-ubyte").write_bytes(b"other")
 
     said: list[str] = []
-    tried = [MnistSource("a", offline), MnistSource("b", wrong), MnistSource("c", write_files)]
+    tried = [FileSource("a", offline), FileSource("b", wrong), FileSource("c", write_files)]
     folder = ensure_mnist(tmp_path, said.append, tried)
     assert folder == tmp_path / "mnist"
     assert sorted(os.listdir(folder)) == sorted(CONTENT), "and no scratch is left"
@@ -137,7 +132,7 @@ def test_sources_are_tried_in_order_and_verified(tmp_path: Path) -> None:
 
 def test_all_sources_failing_lists_every_reason(tmp_path: Path) -> None:
     with pytest.raises(DataMissing) as caught:
-        ensure_mnist(tmp_path, print, [MnistSource("a", offline), MnistSource("b", offline)])
+        ensure_mnist(tmp_path, print, [FileSource("a", offline), FileSource("b", offline)])
     assert "a: no network" in caught.value.message
     assert "b: no network" in caught.value.message
     assert str(tmp_path / "mnist") in caught.value.remedy
@@ -150,10 +145,10 @@ def test_a_file_of_the_user_is_never_overwritten(tmp_path: Path) -> None:
     mine = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
     mine.write_bytes(b"mine")
     with pytest.raises(DataCorrupt, match="t10k-labels"):
-        ensure_mnist(tmp_path, print, [MnistSource("c", write_files)])
+        ensure_mnist(tmp_path, print, [FileSource("c", write_files)])
     assert mine.read_bytes() == b"mine"
     mine.unlink()
-    verify_mnist(ensure_mnist(tmp_path, print, [MnistSource("c", write_files)]))
+    verify_mnist(ensure_mnist(tmp_path, print, [FileSource("c", write_files)]))
 
 
 def test_offline_the_mirrors_fail_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +184,7 @@ def test_two_processes_fetch_once(tmp_path: Path) -> None:
     script = """if True:
         import hashlib, pathlib, shutil, sys, time
         from datasets import mnist_source
+        from datasets.file_sources import FileSource
         where, root = map(pathlib.Path, sys.argv[1:])
         mnist_source.SHA256 = {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in where.iterdir()
@@ -198,7 +194,7 @@ def test_two_processes_fetch_once(tmp_path: Path) -> None:
                 calls.write("x")
             time.sleep(0.5)
             shutil.copytree(where, folder, dirs_exist_ok=True)
-        mnist_source.ensure_mnist(root, print, [mnist_source.MnistSource("copy", fetch)])
+        mnist_source.ensure_mnist(root, print, [FileSource("copy", fetch)])
     """
     command = [sys.executable, "-c", script, str(tmp_path / "from"), str(tmp_path)]
     running = [subprocess.Popen(command, cwd=REPOSITORY) for _ in range(2)]

@@ -121,5 +121,11 @@ def test_a_network_is_refused_what_it_does_not_take() -> None:
         check_input("resnet18", rows=True, data="words")
     with pytest.raises(UsageError, match="'linear' does not take images"):
         check_input("linear", rows=False, data="cats")
-    with pytest.raises(UsageError, match="lenet5 takes images of side 32"):
-        check_input("lenet5", rows=False, data="cats", resolution=64)
+    check_input("lenet5", rows=False, data="cats", shape=(32, 32))
+    check_input("lenet5_tall", rows=False, data="cats", shape=(64, 32))
+    with pytest.raises(UsageError, match=r"lenet5 takes images of 32 x 32, .* have 64 x 32") as no:
+        check_input("lenet5", rows=False, data="cats", shape=(64, 32))
+    assert no.value.remedy == "--resolution 32, or another --backbone"
+    with pytest.raises(UsageError, match=r"takes images of 64 x 32, .* have 32 x 32") as no:
+        check_input("lenet5_tall", rows=False, data="cats", shape=(32, 32))
+    assert no.value.remedy == "another --backbone"
