@@ -199,6 +199,10 @@ class Dpe(Method):
         reads = config.balance == "groups" or config.selection in WORST_GROUP_RULES
         return Supervision(val_groups=reads)
 
+    def fits_on_validation(self, config: DpeConfig) -> bool:
+        """Return that prototypes are fitted there."""
+        return True
+
     def stages(self, config: DpeConfig) -> tuple[Stage, ...]:
         """Return the first model."""
         return (erm_stage(config.erm),)
