@@ -163,6 +163,10 @@ class Evals(SingleNetworkMethod, Method):
         """Return access to the validation groups, where something is chosen by them."""
         return Supervision(val_groups=config.selection in WORST_GROUP_RULES)
 
+    def fits_on_validation(self, config: EvalsConfig) -> bool:
+        """Return that the last layer is fitted there."""
+        return True
+
     def stages(self, config: EvalsConfig) -> tuple[Stage, ...]:
         """Return the first model."""
         return (erm_stage(config.erm),)
