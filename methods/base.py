@@ -41,6 +41,8 @@ BUILT_IN = (
     "methods.xrm",
     "methods.self",
     "methods.lff",
+    "methods.evals",
+    "methods.dpe",
 )
 NAME = re.compile("[a-z][a-z0-9_]{,39}")  # run ids, file names and `--set` keys are made of it
 RESERVED = ("all", "backbone")  # what else stands there

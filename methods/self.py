@@ -50,8 +50,11 @@ from methods.selection import WORST_GROUP_RULES, RuleName, Selection, selection
 from methods.training import Training, isolated_randomness
 
 Variant = Literal[
-    *("es_disagreement", "dropout_disagreement"),
-    *("misclassification", "es_misclassification", "random"),
+    "es_disagreement",
+    "dropout_disagreement",
+    "misclassification",
+    "es_misclassification",
+    "random",
 ]
 
 STAGE_VERSION = 1

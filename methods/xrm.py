@@ -136,7 +136,8 @@ def flip_probability(confidence: Tensor, classes: int) -> Tensor:
 def mistaken(outputs: Tensor, y: Tensor) -> Tensor:
     """Return environment 1 where either twin is wrong, else 0."""
     answers = outputs.unflatten(1, (-1, TWINS)).argmax(dim=1)
-    return (answers != y[:, None]).any(dim=1).long()
+    found: Tensor = (answers != y[:, None]).any(dim=1).long()
+    return found
 
 
 def is_degenerate(environments: Sequence[tuple[Tensor, Tensor]], classes: int) -> bool:

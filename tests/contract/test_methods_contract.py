@@ -12,11 +12,19 @@ from methods.presets import preset_config, read_presets
 METHODS = dict(load_methods())
 BUILT_IN = [name for name, m in METHODS.items() if m.distribution is None]
 
-for _name in METHODS:
+# Every run costs seconds. Methods outside the main table are run on one dataset, and where a file
+# has several that differ in one switch, the first stands for the others but in the long tests.
+_seen: set[str] = set()
+for _name, _method in METHODS.items():
+    _known: dict[str, object] = {"method": _name}
+    if _method.extended:
+        _known["datasets"] = ("cmnist",)
+    _class = type(f"Test_{_name}", (MethodContract,), _known)
+    if _method.extended and type(_method).__module__ in _seen:
+        _class = pytest.mark.slow(_class)
+    _seen.add(type(_method).__module__)
     # One xdist group a method: the runs its tests share are made in one process.
-    globals()[f"Test_{_name}"] = pytest.mark.xdist_group(_name)(
-        type(f"Test_{_name}", (MethodContract,), {"method": _name})
-    )
+    globals()[f"Test_{_name}"] = pytest.mark.xdist_group(_name)(_class)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

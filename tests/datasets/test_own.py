@@ -149,9 +149,15 @@ def test_every_method_has_a_recipe_for_every_kind(kind: str, tmp_path: Path) -> 
     from methods.base import load_methods
 
     registered(tmp_path, count=30)
-    settings = {f"{name}.selection": "val_avg" for name in ("groupdro", "jtt", "eiil", "cnc")}
-    del settings["groupdro.selection"]
-    names = tuple(name for name in load_methods() if name not in ("groupdro", "dfr"))
+    methods = load_methods()
+    default = {name: method.config_type() for name, method in methods.items()}
+    names = tuple(
+        name
+        for name, method in methods.items()
+        if name != "dfr" and not method.supervision(default[name]).train_groups
+    )
+    free = {name for name in names if methods[name].supervision(default[name]).val_groups}
+    settings = {f"{name}.selection": "val_avg" for name in free}
     request = Request(names, ("shapes",), (100,), tmp_path / "data", kind, settings)
     jobs = expand(request)
     assert {job.preset for job in jobs} == {f"kind-{kind}"}

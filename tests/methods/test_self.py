@@ -109,7 +109,13 @@ class TestFit:
 
     @pytest.mark.parametrize(
         "variant",
-        ["es_disagreement", "dropout_disagreement", "misclassification", "es_misclassification"],
+        [
+            "es_disagreement",
+            "dropout_disagreement",
+            "misclassification",
+            "es_misclassification",
+            "random",
+        ],
     )
     def test_every_variant_chooses_fits_and_says_by_what(
         self, selecting_task: Task, make_context: MakeContext, variant: Any

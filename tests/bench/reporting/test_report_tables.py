@@ -118,6 +118,18 @@ def test_without_a_paper_only_measured_rows_stand() -> None:
     assert not table.in_paper and len(table.notes) == 3
 
 
+def test_methods_outside_the_main_table_leave_it_as_it_is() -> None:
+    """Their runs are in the store and in no figure, time or row of the paper's own tables."""
+    main = [*jobs("erm", "umnist", 2), *jobs("nct", "umnist", 2)]
+    without = given(collection(*(record(job, 90.0) for job in main)))
+    rest = jobs("rwg", "umnist", 2)
+    beside = given(collection(*(record(job, 90.0) for job in (*main, *rest))))
+    assert len(beside.runs.published("rwg", "umnist")) == 2
+    assert beside.runs.of_main_table() == without.runs.of_main_table()
+    for build in (main_results, training_time, paired_tests):
+        assert build(beside).to_csv() == build(without).to_csv()
+
+
 def test_a_method_that_only_the_paper_has_is_listed() -> None:
     table = main_results(given(EMPTY, Reference(methods=("nct", "elsewhere"))))
     row = table.rows[-1]
