@@ -269,7 +269,7 @@ def test_cmnist_irm_has_the_noise_of_the_paper(mnist_root: Path) -> None:
         expected = (0.9, 0.9) if split == "test" else (0.2, 0.1)
         for parity, noise in enumerate(expected):
             own = flipped[part.ids % 2 == parity]
-            assert float(own.mean()) == pytest.approx(noise, abs=0.01), (split, parity)
+            assert float(own.mean()) == pytest.approx(noise, abs=0.015), (split, parity)
 
 
 def test_cmnist_irm_colours_are_channels(mnist_root: Path) -> None:
