@@ -93,7 +93,7 @@ def _row(name: str, further: str, datasets: Sequence[str]) -> FieldRow:
             method.config_type, with_overrides(preset_values(method, dataset), settings), name
         )
         for dataset in datasets
-    ] or [method.config_type()]
+    ]
     tiers = [method.supervision(config) for config in configs]
     marks = (
         any(tier.train_groups for tier in tiers),
@@ -108,7 +108,7 @@ def extended_results(given: ReportInput) -> Table:
     shown = [run for run in given.runs.runs if _shown(run)]
     having = {run.job.dataset for run in shown}
     datasets = tuple(name for name in names.all_datasets() if name in having)
-    found = field_rows(datasets)
+    found = field_rows(datasets) if datasets else []
     keys = [(name, metric) for name in datasets for metric in names.table_metrics(name)]
     headlines = {
         row: [row.cell(given.runs, name, names.headline(name)) for name in datasets]
