@@ -18,7 +18,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -134,14 +134,14 @@ class TableView:
     @staticmethod
     def of(table: Table) -> TableView:
         """Find the datasets that a table names and has no measured number of."""
-        own: dict[str, list[Cell]] = {}
-        for cell in table.cells():
-            if cell.source == "measured" and cell.key.dataset:
-                own.setdefault(cell.key.dataset, []).append(cell)
-        lacking = {name for name, cells in own.items() if not any(map(has_number, cells))}
-        measured = own.keys() - lacking
+        of_datasets = [c for c in table.cells() if c.source == "measured" and c.key.dataset]
+        counts = any(cell.mean is not None for cell in of_datasets)  # else it is one of words
+        full = {
+            c.key.dataset for c in of_datasets if c.mean is not None or (c.label and not counts)
+        }
+        lacking = {cell.key.dataset for cell in of_datasets} - full
         nothing = (False,) * len(table.columns)
-        if not lacking or not measured:
+        if not lacking or not full:
             return TableView(table, nothing, frozenset(), empty=bool(lacking))
 
         def folds(cells: Sequence[Cell]) -> bool:
@@ -159,10 +159,11 @@ class TableView:
         return TableView(table, columns, rows, titles)
 
     @property
-    def heads(self) -> list[tuple[str, int, bool]]:
-        """Return headers above columns: the title, how many columns, and whether it is folded."""
-        keys = zip((column.group for column in self.table.columns), self.folded_columns, strict=True)
-        return [(*key, len(list(same))) for key, same in groupby(keys)]  # type: ignore[misc]
+    def heads(self) -> list[tuple[str, bool, int]]:
+        """Return headers above columns: the title, whether it is folded, and how many columns."""
+        groups = [column.group for column in self.table.columns]
+        heads = groupby(zip(groups, self.folded_columns, strict=True))
+        return [(name, folded, len(list(same))) for (name, folded), same in heads]
 
     @property
     def has_heads(self) -> bool:
@@ -178,11 +179,6 @@ class TableView:
             own = [(row, next(numbered) in self.folded_rows) for row in rows]
             found.append((name, all(folded for _, folded in own), own))
         return found
-
-
-def has_number(cell: Cell) -> bool:
-    """Return whether a cell shows something that was measured."""
-    return cell.mean is not None or bool(cell.run_ids)
 
 
 def by_topic(

@@ -18,7 +18,6 @@ from bench.reporting.main_table import Tier, measured_cell, tiers
 from bench.reporting.statistics import Comparison, compare_with
 from bench.reporting.table import Cell, CellKey
 
-OWN_DATA = "own data"
 STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 25.0, 50.0)
 MOST_TICKS = 5
 WITHOUT_GROUPS = ("worst_class", "avg")  # what a dataset without groups is judged by
@@ -70,7 +69,8 @@ class Scale:
         ends = [b for e in entries for b in (e.cell.ci_low, e.cell.ci_high) if b is not None]
         low = max(0.0, min(means) - room, min([*means, *ends]))
         high = min(top, max(means) + room, max([*means, *ends]))
-        step = next(step for step in STEPS if (high - low) / step <= MOST_TICKS or step == STEPS[-1])
+        low = min(low, max(0.0, high - 0.02 * top))  # where all numbers are one
+        step = next((s for s in STEPS if (high - low) / s <= MOST_TICKS), STEPS[-1])
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         last = max(last, first + 1)
         ticks = tuple(round(step * place, 6) for place in range(first, last + 1))
@@ -155,9 +155,8 @@ def _chosen(given: ReportInput) -> list[tuple[Tier, bool]]:
 
 def _place(run: Run) -> tuple[str, str]:
     """Return the dataset of a run and what keeps the run from being a result."""
-    labels = [OWN_DATA] if run.job.data_kind == "own" else []
-    labels += [label for label in run.job.labels if label not in labels]
-    return run.job.dataset, ", ".join(labels)
+    words = {"own": "own data", "stand-in": "stand-in data", "quick": "quick run"}
+    return run.job.dataset, ", ".join(words.get(label, label) for label in run.job.labels)
 
 
 def _published(
@@ -268,4 +267,3 @@ def _tied(board: Board, first: Entry, other: Entry) -> bool:
     if found is None or found.low is None or found.high is None:
         return False
     return found.low <= 0 <= found.high
-
