@@ -329,11 +329,13 @@ def run_details(run: Run) -> dict[str, object]:
 
 def rounded(value: object) -> object:
     """Return numbers cut to five significant digits; exact values are in the record."""
-    if isinstance(value, Mapping):
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict | Mapping):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    return value
 
 
 def curves(history: pd.DataFrame) -> dict[str, object]:
@@ -354,18 +356,18 @@ def curves(history: pd.DataFrame) -> dict[str, object]:
 def confusion(predictions: pd.DataFrame, record: Record) -> dict[str, list[list[object]]]:
     """Count a split's predictions by true group; groups in the dataset's order."""
     groups = list(record.test.group_accuracy)
-    classes = 1 + int(predictions[["pred", "y"]].to_numpy().max())
+    y, pred, group, split = (
+        predictions[name].to_numpy() for name in ("y", "pred", "group", "split")
+    )
+    classes = 1 + int(max(y.max(), pred.max()))
     rows: dict[str, list[list[object]]] = {}
-    for split in ("val", "test"):
-        own = predictions[(predictions["split"] == split) & (predictions["group"] < len(groups))]
-        table = np.zeros((len(groups), classes), dtype=int)
-        np.add.at(table, (own["group"], own["pred"]), 1)
-        truth = dict(zip(own["group"].tolist(), own["y"].tolist(), strict=True))
-        rows[split] = [
-            [group, truth[place], table[place].tolist()]
-            for place, group in enumerate(groups)
-            if place in truth
-        ]
+    for name in ("val", "test"):
+        own = (split == name) & (group >= 0) & (group < len(groups))
+        cells = group[own].astype(int) * classes + pred[own]
+        table = np.bincount(cells, minlength=len(groups) * classes).reshape(-1, classes)
+        places, first = np.unique(group[own], return_index=True)
+        truth = zip(places.tolist(), y[own][first].tolist(), strict=True)
+        rows[name] = [[groups[place], label, table[place].tolist()] for place, label in truth]
     return rows
 
 
@@ -374,18 +376,24 @@ def slices(predictions: pd.DataFrame) -> list[list[object]]:
 
     The accuracy is none where no sample of the split ends in the leaf.
     """
-    found: dict[int, list[object]] = {}
-    if "leaf" not in predictions or (predictions["leaf"] < 0).all():
+    leaf = predictions["leaf"].to_numpy() if "leaf" in predictions else np.array([-1])
+    if leaf.max() < 0:
         return []
-    for place, split in enumerate(("val", "test")):
-        own = predictions[(predictions["split"] == split) & (predictions["leaf"] >= 0)]
-        leaves = own["leaf"].to_numpy()
-        right = (own["pred"] == own["y"]).to_numpy()
-        for leaf, count in zip(*np.unique(leaves, return_counts=True), strict=True):
-            accuracy = 100.0 * float(right[leaves == leaf].mean())
-            row = found.setdefault(int(leaf), [int(leaf), 0, None, 0, None])
-            row[1 + 2 * place : 3 + 2 * place] = [int(count), accuracy]
-    return [found[leaf] for leaf in sorted(found)]
+    split = predictions["split"].to_numpy()
+    right = predictions["pred"].to_numpy() == predictions["y"].to_numpy()
+    sides = []
+    for name in ("val", "test"):
+        own = (split == name) & (leaf >= 0)
+        sides.append([np.bincount(leaf[o], minlength=leaf.max() + 1) for o in (own, own & right)])
+    return [
+        [place, *(value for n, hits in sides for value in _share(n[place], hits[place]))]
+        for place in range(int(leaf.max()) + 1)
+        if any(n[place] for n, _ in sides)
+    ]
+
+
+def _share(count: Any, right: Any) -> tuple[int, float | None]:
+    return int(count), 100.0 * float(right) / int(count) if count else None
 
 
 def tree_of(record: Record) -> Any:
