@@ -19,7 +19,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from bench.reporting import names
 from bench.reporting.collection import Kind, ReportInput, Run, grouped, load_split
 from bench.reporting.figure import WrittenFigure, shown_groups
 from bench.reporting.latex import TemplateFolder
-from bench.reporting.leaderboard import LABELS, Board, Finding, datasets_without_runs
+from bench.reporting.leaderboard import LABELS, Board, Guide, by_topic, datasets_without_runs
 from bench.reporting.table import Cell, CellKey, Row, Table
 from datasets.base import Facts, LabelledSplit
 from datasets.catalogue import load_datasets
@@ -64,17 +64,6 @@ MAX_TREES = 12  # that get images: a page must not grow with every seed
 LARGEST_EXACT = 40  # images up to this side are kept as they are, others become thumbnails
 THUMBNAIL = 72
 SQUARE, DIAMOND = "M-4.6-4.6H4.6V4.6H-4.6Z", "M0-6.2L6.2 0 0 6.2-6.2 0Z"
-FURTHER = "Further tables"
-
-
-@dataclass(frozen=True)
-class Guide:
-    """What leads a reader through a report: its answer, its findings, and the tables by topic."""
-
-    boards: Sequence[Board] = ()
-    findings: Sequence[Finding] = ()
-    topics: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of tables
-    links: Mapping[str, str] = field(default_factory=dict)  # the first ones, and their words
 
 
 def html_page(
@@ -94,8 +83,10 @@ def html_page(
     }
     script = (TEMPLATES / "page.js").read_text("utf-8")
     styles = ((TEMPLATES / f"{name}.css").read_text("utf-8") for name in ("page", "report"))
+    topics = by_topic([table for table in tables if not table.appendix], guide.topics)
     index, blobs = run_index(runs.runs), run_blobs(given)
-    views, labels = [TableView.of(table) for table in tables], {table.label for table in tables}
+    views = {table.label: TableView.of(table) for table in tables}
+    labels = views.keys()
     drawn = {figure.name: blob(standalone_svg(figure)) for figure in figures if figure.svg}
     content: dict[str, object] = {
         "script": Markup(script),
@@ -106,8 +97,9 @@ def html_page(
         "tier_words": LABELS,
         "marks": tier_marks(guide.boards),
         "without_runs": datasets_without_runs(given),
-        "topics": by_topic([view for view in views if not view.table.appendix], guide.topics),
-        "appendix": [view for view in views if view.table.appendix],
+        "topics": [(topic, [views[t.label] for t in own]) for topic, own in topics],
+        "appendix": [view for view in views.values() if view.table.appendix],
+        "table_labels": labels,
         "links": [(label, text) for label, text in guide.links.items() if label in labels],
         "all_figures": figures,
         "runs": runs.runs,
@@ -179,17 +171,6 @@ class TableView:
             own = [(row, next(numbered) in self.folded_rows) for row in rows]
             found.append((name, all(folded for _, folded in own), own))
         return found
-
-
-def by_topic(
-    views: Sequence[TableView], topics: Mapping[str, Sequence[str]]
-) -> list[tuple[str, list[TableView]]]:
-    """Return tables by topic, in the order of the topics; what none names comes last."""
-    topic_of = {label: topic for topic, labels in topics.items() for label in labels}
-    found: dict[str, list[TableView]] = {topic: [] for topic in topics}
-    for view in views:
-        found.setdefault(topic_of.get(view.table.label, FURTHER), []).append(view)
-    return [(topic, own) for topic, own in found.items() if own]
 
 
 def tier_marks(boards: Sequence[Board]) -> list[int]:

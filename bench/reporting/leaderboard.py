@@ -16,11 +16,12 @@ from bench.reporting import names
 from bench.reporting.collection import ReportInput, Run, grouped, metric_by_seed, metric_values
 from bench.reporting.main_table import Tier, measured_cell, tiers
 from bench.reporting.statistics import Comparison, compare_with
-from bench.reporting.table import Cell, CellKey
+from bench.reporting.table import Cell, CellKey, Table
 
 STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 25.0, 50.0)
 MOST_TICKS = 5
 WITHOUT_GROUPS = ("worst_class", "avg")  # what a dataset without groups is judged by
+FURTHER, PLAIN = "Further tables", "Tables"
 LABELS = ("training and validation group labels", "validation group labels", "no group labels")
 """What a method sees, by the place of its tier."""
 
@@ -267,3 +268,24 @@ def _tied(board: Board, first: Entry, other: Entry) -> bool:
     if found is None or found.low is None or found.high is None:
         return False
     return found.low <= 0 <= found.high
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What leads a reader through a report: its answer, its findings, and the tables by topic."""
+
+    boards: Sequence[Board] = ()
+    findings: Sequence[Finding] = ()
+    topics: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of tables
+    links: Mapping[str, str] = field(default_factory=dict)  # the first ones, and their words
+
+
+def by_topic(
+    tables: Sequence[Table], topics: Mapping[str, Sequence[str]]
+) -> list[tuple[str, list[Table]]]:
+    """Return tables by topic, in the order of the topics; what none names comes last."""
+    topic_of = {label: topic for topic, labels in topics.items() for label in labels}
+    found: dict[str, list[Table]] = {topic: [] for topic in topics}
+    for table in tables:
+        found.setdefault(topic_of.get(table.label, FURTHER if topics else PLAIN), []).append(table)
+    return [(topic, own) for topic, own in found.items() if own]
