@@ -367,6 +367,7 @@ def draw_boards(shown: FigureInput) -> Drawn:
     most = max(len(board.entries) for board in boards)
     figure = new_figure(WIDTH, rows * (0.75 + 0.2 * most))
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    figure.get_layout_engine().set(wspace=0.1)
     for spare in axes[len(boards) :]:
         spare.set_axis_off()
     colours, markers = palette(5), ("s", "D", "o")
@@ -374,9 +375,11 @@ def draw_boards(shown: FigureInput) -> Drawn:
     for axis, board in zip(axes, boards, strict=False):
         for y, entry in enumerate(board.entries):
             colour, marker = looks[entry.labels]
-            axis.errorbar(entry.mean, y, xerr=_arms(entry.cell), color=colour, marker=marker, ms=5)
+            axis.errorbar(entry.mean, y, xerr=_arms(entry.cell), color=colour)
+            axis.plot(entry.mean, y, color=colour, marker=marker, ms=5, clip_on=False, zorder=3)
             if entry.paper is not None and entry.paper.mean is not None:
-                axis.plot(entry.paper.mean, y, "o", mfc="none", mec=INK, ms=5.5, mew=0.8)
+                hollow = {"mfc": "none", "mec": INK, "ms": 5.5, "mew": 0.8, "zorder": 4}
+                axis.plot(entry.paper.mean, y, "o", clip_on=False, **hollow)
             number = entry.cell.number(entry.mean)
             place = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 7.5}
             axis.annotate(number, (1.02, y), annotation_clip=False, **place)
@@ -396,10 +399,11 @@ def draw_boards(shown: FigureInput) -> Drawn:
         for t in tiers
     ]
     if shown.reference:
-        hollow = {"mfc": "none", "mec": INK, "label": f"{shown.reference.title}'s own"}
-        handles.append(axes[0].plot([], [], "o", **hollow))
+        hollow = {"mfc": "none", "mec": INK}
+        title = f"{shown.reference.title}'s own number"
+        handles.append(axes[0].plot([], [], "o", label=title, **hollow))
     lines = [handle for (handle,) in handles]
-    figure.legend(handles=lines, loc="outside lower center", ncols=min(4, len(lines)))
+    figure.legend(handles=lines, loc="outside lower center", ncols=2)
     return Drawn(
         figure,
         "Methods by their worst group on the test sets, mean over seeds; bars: 95% t-interval of "
