@@ -586,7 +586,9 @@ def report(
         published: show the published runs instead.
         seeds: those that tables average, of the published ones; 5 are the paper's.
         data_root: where datasets are, for counts and pictures; they need not be there.
-        methods, datasets, tables: what it is limited to; all of them if none is named.
+        methods: the only ones to show; all of them if none is named.
+        datasets: likewise.
+        tables: likewise, by the names of their files.
         pdf: also build `main.pdf`, which needs pdflatex.
     """
     from bench import paper, reporting

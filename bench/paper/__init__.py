@@ -94,15 +94,42 @@ def _figures() -> tuple[FigureSpec, ...]:
     from bench.reporting import PARETO, TRAINING_TIME, FigureSpec
 
     return (
-        FigureSpec("architecture", "Inference through a tree", architecture.draw_architecture),
-        FigureSpec("routing", "Routing", architecture.draw_routing),
+        FigureSpec(
+            *("architecture", "Inference through a tree", architecture.draw_architecture),
+            look="Follow an image from the backbone through the heads: the leaf with the highest "
+            "logit gives the class.",
+        ),
+        FigureSpec(
+            *("routing", "Routing", architecture.draw_routing),
+            look="Where routing works, hard nodes fill with the minority.",
+        ),
         *leaves.CAPTURE_FIGURES,
-        FigureSpec("attribution", "LayerGradCAM by leaf", attribution.draw_leaves),
-        FigureSpec("attribution_paired", "LayerGradCAM, same images", attribution.draw_paired),
+        FigureSpec(
+            *("attribution", "LayerGradCAM by leaf", attribution.draw_leaves),
+            look="Compare what easy and hard leaves look at.",
+        ),
+        FigureSpec(
+            *("attribution_paired", "LayerGradCAM, same images", attribution.draw_paired),
+            look="The same images by two leaves: what one looks at and the other does not.",
+        ),
         PARETO,
-        FigureSpec("depth_curves", "Impact of depth", depth.draw_depth_curves),
-        FigureSpec("proxy", "The proxy against the truth", depth.draw_proxy),
-        FigureSpec("selection_rules", "Rules of selection", selection.draw_selection),
+        FigureSpec(
+            *("depth_curves", "Impact of depth", depth.draw_depth_curves),
+            look="Where the worst group stops rising, a deeper tree does not help; crosses that "
+            "turn at the same iteration let the depth rule stop there.",
+        ),
+        FigureSpec(
+            *("proxy", "The proxy against the truth", depth.draw_proxy),
+            look="Where both curves rise and fall together, the proxy can stand for the truth.",
+        ),
+        FigureSpec(
+            *("selection_rules", "Rules of selection", selection.draw_selection),
+            look="A dot right of zero is a rule that helps; a wide row is a method that depends on "
+            "its rule.",
+        ),
         TRAINING_TIME,
-        FigureSpec("theory", "Enrichment and gap", theory.draw_theory, of_runs=False),
+        FigureSpec(
+            *("theory", "Enrichment and gap", theory.draw_theory, False),
+            look="Points on their lines are formulas that simulation confirms.",
+        ),
     )

@@ -393,9 +393,7 @@ def _judged(runs: Collection, claim: Mapping[str, str]) -> Row:
                 ends = (ours.number(end) for end in (ours.ci_low, ours.ci_high))
                 ours = replace(ours, note=f"95%: {' to '.join(ends)}")
     texts = (
-        Cell(
-            "measured", key, label=verdict[0], reason=verdict[1], tone=TONES.get(verdict[0], "")
-        ),
+        Cell("measured", key, label=verdict[0], reason=verdict[1], tone=TONES.get(verdict[0], "")),
         Cell("measured", key, label=rule),
     )
     where = (dataset_title(dataset) if dataset else "any", claim["where"])

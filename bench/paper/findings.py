@@ -16,6 +16,7 @@ from bench.reporting.table import CellKey
 METHOD, PLUS, USUAL = "nct", "nct_plus", "erm"
 CONTROL = CAMPAIGNS["control-validation"]
 COLLAPSED = 10.0  # points of worst-group accuracy: at most this is a failure
+SHOWN = 3  # methods that a sentence names
 
 
 def findings(given: ReportInput, boards: Sequence[Board]) -> list[Finding]:
@@ -79,27 +80,23 @@ def biased_validation(given: ReportInput) -> list[Finding]:
             both = (sum(side[method][s] for s in seeds) / len(seeds) for side in (before, after))
             falls.append((*both, method))
     title = f"Biased validation ({dataset_title(dataset)})"
-    if not falls:
+    if not any(before > COLLAPSED for before, _, _ in falls):
         return []
     number = CellKey(metric=metric).empty("").number
-    said = {m: f"{method_title(m)} ({number(b)} to {number(a)})" for b, a, m in falls}
+    said = {m: f"{method_title(m)} from {number(b)} to {number(a)}" for b, a, m in falls}
     could = [(a, m) for b, a, m in falls if b > COLLAPSED]  # others fail anyway
-    failed = [m for a, m in could if a <= COLLAPSED]
-    kept = [m for a, m in sorted(could, reverse=True) if a > COLLAPSED]
-    lead = "With validation as biased as training"
+    kept = [said[m] for a, m in sorted(could, reverse=True) if a > COLLAPSED]
+    failed = sorted((m for a, m in could if a <= COLLAPSED), key=lambda m: m not in (METHOD, PLUS))
+    listed = [said[m] for m in failed[:SHOWN]]
+    listed += [f"{len(failed) - SHOWN} more"] if len(failed) > SHOWN else []
+    text = "Where validation is as biased as training, "
     if not failed:
-        text = f"{lead} no method's worst group falls to {COLLAPSED:g}% or less"
-        text += f"; {said[kept[-1]]} is lowest." if kept else "."
-    elif len(failed) > 4 and not kept:
-        text = f"{lead} every method fails: {in_words([said[m] for m in failed[:3]])} among them."
+        text += f"no worst group collapses; {kept[-1]} is the lowest."
+    elif not kept:
+        text += f"every worst group collapses: {in_words(listed)}."
     else:
-        shown = sorted(failed, key=lambda m: m not in (METHOD, PLUS))
-        listed = [said[m] for m in shown[:4]]
-        listed += [f"{len(shown) - 4} more"] if len(shown) > 4 else []
-        verb = "fails" if len(shown) == 1 else "fail"
-        text = f"{lead}, {in_words(listed)} {verb}"
-        best = in_words([said[m] for m in kept[:3]]) if kept else ""
-        text += f"; {best} keep{'s' if len(kept) == 1 else ''} most." if best else "."
+        text += f"{len(failed)} of {len(could)} worst groups collapse: {in_words(listed)}. "
+        text += f"Best: {in_words(kept[:2])}."
     lacking = [m for m in CONTROL.methods if m not in said]
     if len(lacking) > 1:
         text += f" The other {len(lacking)} methods were not run there yet."

@@ -22,10 +22,17 @@ from bench.reporting.collection import (
 )
 from bench.reporting.comparisons import paired_tests, training_time, worst_group_uncertainty
 from bench.reporting.extended import extended_results
-from bench.reporting.figure import FORMATS, PARETO, TRAINING_TIME, FigureSpec, write_figures
-from bench.reporting.html import Guide, html_page
+from bench.reporting.figure import (
+    BOARDS,
+    FORMATS,
+    PARETO,
+    TRAINING_TIME,
+    FigureSpec,
+    write_figures,
+)
+from bench.reporting.html import html_page
 from bench.reporting.latex import build_pdf, document_source, table_source
-from bench.reporting.leaderboard import FindingBuilder, leaderboard, leaders
+from bench.reporting.leaderboard import FindingBuilder, Guide, leaderboard, leaders
 from bench.reporting.main_table import left_out, main_results, smoke_runs
 from bench.reporting.table import Table
 from datasets.errors import UsageError, did_you_mean
@@ -41,6 +48,7 @@ GENERIC_TABLES: tuple[TableBuilder, ...] = (
     *(smoke_runs, left_out),
 )
 GENERIC_FIGURES = (PARETO, TRAINING_TIME)
+PRINTED = ("pdf",)  # the format of what only the document shows
 
 
 @dataclass(frozen=True)
@@ -77,9 +85,10 @@ def build(
 
     A partial or empty store gives one too, in which empty cells have reasons.
 
-    `formats` are those of the figures' files; the page needs `svg`, the document `pdf`.
+    `formats` are those of the figures' files; the page needs `svg`, and the document has figures
+    only with `pdf`.
     """
-    page, outline = out / "index.html", outline or Outline()
+    page, outline, has_pdf = out / "index.html", outline or Outline(), "pdf" in formats
     written: dict[Path, str] = {}
     shown = given.limited()
     try:
@@ -87,11 +96,13 @@ def build(
         boards = leaderboard(shown)
         found = [one for builder in outline.findings for one in builder(shown, boards)]
         drawn = write_figures(shown, figures, out / "figures", formats)
+        printed = write_figures(shown, (BOARDS,), out / "figures", PRINTED) if has_pdf else []
         for table in made:
             written[out / "tables" / f"{table.label}.csv"] = table.to_csv()
             written[out / "tables" / f"{table.label}.tex"] = table_source(table)
         guide = Guide(boards, found, outline.topics, outline.links)
-        written[out / "main.tex"] = document_source(made, drawn, given.reference)
+        printed += drawn if has_pdf else []
+        written[out / "main.tex"] = document_source(made, printed, given.reference, guide)
         written[page] = html_page(shown, made, drawn, guide)
     finally:
         clear_cached_tables()

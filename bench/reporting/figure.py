@@ -17,7 +17,8 @@ import numpy as np
 
 from bench.record import Record
 from bench.reporting import names
-from bench.reporting.collection import Reference, ReportInput, Run, grouped
+from bench.reporting.collection import Collection, Reference, ReportInput, Run, grouped
+from bench.reporting.leaderboard import LABELS, leaderboard
 from bench.reporting.table import Cell, CellKey
 from datasets.catalogue import load_datasets
 from datasets.files import atomic_file
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # slow to import, and only figures need it
     from matplotlib.figure import Figure
 
 WIDTH = 7.0  # inches: a page's text width
+PADDING = 0.05  # inches
 HATCHES = ("", "////", "..", "\\\\\\\\", "xx", "--", "||", "++", "//", "\\\\")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 LINES = ("-", "--", ":", "-.")
@@ -48,7 +50,6 @@ STYLE: dict[Any, Any] = {
     **{"legend.fontsize": 7.5, "legend.frameon": False},
     **{"lines.linewidth": 1.3, "lines.markersize": 4.5},
     **{"hatch.linewidth": 0.5, "errorbar.capsize": 2},
-    **{"savefig.bbox": "tight", "savefig.pad_inches": 0.05},
     "pdf.fonttype": 42,
     "svg.fonttype": "none",  # text stays text: smaller, searchable
     "svg.hashsalt": "nct-bench",  # the same runs give the same file
@@ -104,6 +105,8 @@ class FigureSpec:
     title: str
     draw: Callable[[FigureInput], Drawn]
     of_runs: bool = True  # one that shows no runs is drawn once
+    look: str = ""  # what to see in it, which its caption begins with
+    first: bool = False  # the document shows it before its tables; the page has its own
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ class WrittenFigure:
     notes: tuple[str, ...] = ()
     svg: str = ""
     reason: str = ""
+    look: str = ""
+    first: bool = False
 
 
 def write_figures(
@@ -152,11 +157,18 @@ def _write(
         if shown.smoke:
             warning = "stand-in data or quick runs: not results"
             drawn.figure.suptitle(warning, fontsize=8, color="0.35", style="italic")
+        drawn.figure.draw_without_rendering()  # the layout, once for all formats
+        drawn.figure.set_layout_engine("none")
+        box = drawn.figure.get_tightbbox().padded(PADDING)
         for ending in formats:
+            look = {"format": ending, "metadata": NO_DATE[ending], "bbox_inches": box}
             with atomic_file(out / f"{name}.{ending}") as draft:
-                drawn.figure.savefig(draft, format=ending, metadata=NO_DATE[ending])
-    svg = (out / f"{name}.svg").read_text(encoding="utf-8")
-    return WrittenFigure(name, spec.title, shown.smoke, drawn.caption, drawn.notes, svg)
+                drawn.figure.savefig(draft, **look)
+    for ending in set(FORMATS) - set(formats):  # an older one would show other runs
+        (out / f"{name}.{ending}").unlink(missing_ok=True)
+    svg = (out / f"{name}.svg").read_text(encoding="utf-8") if "svg" in formats else ""
+    shown_as = (name, spec.title, shown.smoke, drawn.caption, drawn.notes, svg)
+    return WrittenFigure(*shown_as, look=spec.look, first=spec.first)
 
 
 def dataset_label(run: Run) -> str:
@@ -344,5 +356,73 @@ def _parts(run: Run) -> tuple[float, float]:
     return (cost.cpu() or 0.0) - own, own
 
 
-PARETO = FigureSpec("pareto", "Worst group against average", draw_pareto)
-TRAINING_TIME = FigureSpec("training_time", "Training time", draw_training_time)
+def draw_boards(shown: FigureInput) -> Drawn:
+    """Draw the first screen of the page: one panel a dataset, methods by their worst group."""
+    given = ReportInput(Collection(shown.runs), Path(), shown.reference)
+    boards = leaderboard(given)
+    if not boards:
+        raise SkippedFigure(NO_RUNS)
+    columns = min(2, len(boards))
+    rows = -(-len(boards) // columns)
+    most = max(len(board.entries) for board in boards)
+    figure = new_figure(WIDTH, rows * (0.75 + 0.2 * most))
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    figure.get_layout_engine().set(wspace=0.1)
+    for spare in axes[len(boards) :]:
+        spare.set_axis_off()
+    colours, markers = palette(5), ("s", "D", "o")
+    looks = [(colours[place], markers[tier]) for tier, place in enumerate((3, 4, 0))]
+    for axis, board in zip(axes, boards, strict=False):
+        for y, entry in enumerate(board.entries):
+            colour, marker = looks[entry.labels]
+            axis.errorbar(entry.mean, y, xerr=_arms(entry.cell), color=colour)
+            axis.plot(entry.mean, y, color=colour, marker=marker, ms=5, clip_on=False, zorder=3)
+            if entry.paper is not None and entry.paper.mean is not None:
+                hollow = {"mfc": "none", "mec": INK, "ms": 5.5, "mew": 0.8, "zorder": 4}
+                axis.plot(entry.paper.mean, y, "o", clip_on=False, **hollow)
+            number = entry.cell.number(entry.mean)
+            place = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 7.5}
+            axis.annotate(number, (1.02, y), annotation_clip=False, **place)
+        titles = [escape_mathtext(entry.title) for entry in board.entries]
+        axis.set_yticks(range(len(titles)), titles)
+        for label, entry in zip(axis.get_yticklabels(), board.entries, strict=True):
+            label.set_fontweight("bold" if entry.featured else "normal")
+        axis.set(ylim=(len(titles) - 0.5, -0.5), xlim=(board.scale.low, board.scale.high))
+        axis.grid(False, axis="y")
+        unit = " (%)" if board.unit else ""
+        axis.set(title=f"{board.title}, {board.seeds}", xlabel=f"{board.metric}{unit}")
+    tiers = sorted({entry.labels for board in boards for entry in board.entries}, reverse=True)
+    handles = [
+        axes[0].plot(
+            [], [], ls="", color=looks[t][0], marker=looks[t][1], label=f"sees {LABELS[t]}"
+        )
+        for t in tiers
+    ]
+    if shown.reference:
+        hollow = {"mfc": "none", "mec": INK}
+        title = f"{shown.reference.title}'s own number"
+        handles.append(axes[0].plot([], [], "o", label=title, **hollow))
+    lines = [handle for (handle,) in handles]
+    figure.legend(handles=lines, loc="outside lower center", ncols=2)
+    return Drawn(
+        figure,
+        "Methods by their worst group on the test sets, mean over seeds; bars: 95% t-interval of "
+        "the mean. Numbers at the right are measured.",
+    )
+
+
+PARETO = FigureSpec(
+    *("pareto", "Worst group against average", draw_pareto),
+    look="The upper right corner is best; a method far below others of its average learnt the "
+    "shortcut.",
+)
+TRAINING_TIME = FigureSpec(
+    *("training_time", "Training time", draw_training_time),
+    look="Shorter is cheaper; the shared part is paid once where several methods are run.",
+)
+BOARDS = FigureSpec(
+    *("worst_groups", "Worst groups", draw_boards),
+    look="The further right, the better a method does on the group that the shortcut hurts most; "
+    "bars that overlap are differences that these seeds do not show.",
+    first=True,
+)

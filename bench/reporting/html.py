@@ -18,8 +18,8 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from bench.reporting import names
 from bench.reporting.collection import Kind, ReportInput, Run, grouped, load_split
 from bench.reporting.figure import WrittenFigure, shown_groups
 from bench.reporting.latex import TemplateFolder
-from bench.reporting.leaderboard import LABELS, Board, Finding, datasets_without_runs
+from bench.reporting.leaderboard import LABELS, Board, Guide, by_topic, datasets_without_runs
 from bench.reporting.table import Cell, CellKey, Row, Table
 from datasets.base import Facts, LabelledSplit
 from datasets.catalogue import load_datasets
@@ -64,17 +64,6 @@ MAX_TREES = 12  # that get images: a page must not grow with every seed
 LARGEST_EXACT = 40  # images up to this side are kept as they are, others become thumbnails
 THUMBNAIL = 72
 SQUARE, DIAMOND = "M-4.6-4.6H4.6V4.6H-4.6Z", "M0-6.2L6.2 0 0 6.2-6.2 0Z"
-FURTHER = "Further tables"
-
-
-@dataclass(frozen=True)
-class Guide:
-    """What leads a reader through a report: its answer, its findings, and the tables by topic."""
-
-    boards: Sequence[Board] = ()
-    findings: Sequence[Finding] = ()
-    topics: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of tables
-    links: Mapping[str, str] = field(default_factory=dict)  # the first ones, and their words
 
 
 def html_page(
@@ -94,8 +83,10 @@ def html_page(
     }
     script = (TEMPLATES / "page.js").read_text("utf-8")
     styles = ((TEMPLATES / f"{name}.css").read_text("utf-8") for name in ("page", "report"))
+    topics = by_topic([table for table in tables if not table.appendix], guide.topics)
     index, blobs = run_index(runs.runs), run_blobs(given)
-    views, labels = [TableView.of(table) for table in tables], {table.label for table in tables}
+    views = {table.label: TableView.of(table) for table in tables}
+    labels = views.keys()
     drawn = {figure.name: blob(standalone_svg(figure)) for figure in figures if figure.svg}
     content: dict[str, object] = {
         "script": Markup(script),
@@ -106,8 +97,9 @@ def html_page(
         "tier_words": LABELS,
         "marks": tier_marks(guide.boards),
         "without_runs": datasets_without_runs(given),
-        "topics": by_topic([view for view in views if not view.table.appendix], guide.topics),
-        "appendix": [view for view in views if view.table.appendix],
+        "topics": [(topic, [views[t.label] for t in own]) for topic, own in topics],
+        "appendix": [view for view in views.values() if view.table.appendix],
+        "table_labels": labels,
         "links": [(label, text) for label, text in guide.links.items() if label in labels],
         "all_figures": figures,
         "runs": runs.runs,
@@ -134,14 +126,14 @@ class TableView:
     @staticmethod
     def of(table: Table) -> TableView:
         """Find the datasets that a table names and has no measured number of."""
-        own: dict[str, list[Cell]] = {}
-        for cell in table.cells():
-            if cell.source == "measured" and cell.key.dataset:
-                own.setdefault(cell.key.dataset, []).append(cell)
-        lacking = {name for name, cells in own.items() if not any(map(has_number, cells))}
-        measured = own.keys() - lacking
+        of_datasets = [c for c in table.cells() if c.source == "measured" and c.key.dataset]
+        counts = any(cell.mean is not None for cell in of_datasets)  # else it is one of words
+        full = {
+            c.key.dataset for c in of_datasets if c.mean is not None or (c.label and not counts)
+        }
+        lacking = {cell.key.dataset for cell in of_datasets} - full
         nothing = (False,) * len(table.columns)
-        if not lacking or not measured:
+        if not lacking or not full:
             return TableView(table, nothing, frozenset(), empty=bool(lacking))
 
         def folds(cells: Sequence[Cell]) -> bool:
@@ -159,10 +151,11 @@ class TableView:
         return TableView(table, columns, rows, titles)
 
     @property
-    def heads(self) -> list[tuple[str, int, bool]]:
-        """Return headers above columns: the title, how many columns, and whether it is folded."""
-        keys = zip((column.group for column in self.table.columns), self.folded_columns, strict=True)
-        return [(*key, len(list(same))) for key, same in groupby(keys)]  # type: ignore[misc]
+    def heads(self) -> list[tuple[str, bool, int]]:
+        """Return headers above columns: the title, whether it is folded, and how many columns."""
+        groups = [column.group for column in self.table.columns]
+        heads = groupby(zip(groups, self.folded_columns, strict=True))
+        return [(name, folded, len(list(same))) for (name, folded), same in heads]
 
     @property
     def has_heads(self) -> bool:
@@ -178,22 +171,6 @@ class TableView:
             own = [(row, next(numbered) in self.folded_rows) for row in rows]
             found.append((name, all(folded for _, folded in own), own))
         return found
-
-
-def has_number(cell: Cell) -> bool:
-    """Return whether a cell shows something that was measured."""
-    return cell.mean is not None or bool(cell.run_ids)
-
-
-def by_topic(
-    views: Sequence[TableView], topics: Mapping[str, Sequence[str]]
-) -> list[tuple[str, list[TableView]]]:
-    """Return tables by topic, in the order of the topics; what none names comes last."""
-    topic_of = {label: topic for topic, labels in topics.items() for label in labels}
-    found: dict[str, list[TableView]] = {topic: [] for topic in topics}
-    for view in views:
-        found.setdefault(topic_of.get(view.table.label, FURTHER), []).append(view)
-    return [(topic, own) for topic, own in found.items() if own]
 
 
 def tier_marks(boards: Sequence[Board]) -> list[int]:
@@ -333,11 +310,13 @@ def run_details(run: Run) -> dict[str, object]:
 
 def rounded(value: object) -> object:
     """Return numbers cut to five significant digits; exact values are in the record."""
-    if isinstance(value, Mapping):
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict | Mapping):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    return value
 
 
 def curves(history: pd.DataFrame) -> dict[str, object]:
@@ -358,18 +337,18 @@ def curves(history: pd.DataFrame) -> dict[str, object]:
 def confusion(predictions: pd.DataFrame, record: Record) -> dict[str, list[list[object]]]:
     """Count a split's predictions by true group; groups in the dataset's order."""
     groups = list(record.test.group_accuracy)
-    classes = 1 + int(predictions[["pred", "y"]].to_numpy().max())
+    y, pred, group, split = (
+        predictions[name].to_numpy() for name in ("y", "pred", "group", "split")
+    )
+    classes = 1 + int(max(y.max(), pred.max()))
     rows: dict[str, list[list[object]]] = {}
-    for split in ("val", "test"):
-        own = predictions[(predictions["split"] == split) & (predictions["group"] < len(groups))]
-        table = np.zeros((len(groups), classes), dtype=int)
-        np.add.at(table, (own["group"], own["pred"]), 1)
-        truth = dict(zip(own["group"].tolist(), own["y"].tolist(), strict=True))
-        rows[split] = [
-            [group, truth[place], table[place].tolist()]
-            for place, group in enumerate(groups)
-            if place in truth
-        ]
+    for name in ("val", "test"):
+        own = (split == name) & (group >= 0) & (group < len(groups))
+        cells = group[own].astype(int) * classes + pred[own]
+        table = np.bincount(cells, minlength=len(groups) * classes).reshape(-1, classes)
+        places, first = np.unique(group[own], return_index=True)
+        truth = zip(places.tolist(), y[own][first].tolist(), strict=True)
+        rows[name] = [[groups[place], label, table[place].tolist()] for place, label in truth]
     return rows
 
 
@@ -378,18 +357,24 @@ def slices(predictions: pd.DataFrame) -> list[list[object]]:
 
     The accuracy is none where no sample of the split ends in the leaf.
     """
-    found: dict[int, list[object]] = {}
-    if "leaf" not in predictions or (predictions["leaf"] < 0).all():
+    leaf = predictions["leaf"].to_numpy() if "leaf" in predictions else np.array([-1])
+    if leaf.max() < 0:
         return []
-    for place, split in enumerate(("val", "test")):
-        own = predictions[(predictions["split"] == split) & (predictions["leaf"] >= 0)]
-        leaves = own["leaf"].to_numpy()
-        right = (own["pred"] == own["y"]).to_numpy()
-        for leaf, count in zip(*np.unique(leaves, return_counts=True), strict=True):
-            accuracy = 100.0 * float(right[leaves == leaf].mean())
-            row = found.setdefault(int(leaf), [int(leaf), 0, None, 0, None])
-            row[1 + 2 * place : 3 + 2 * place] = [int(count), accuracy]
-    return [found[leaf] for leaf in sorted(found)]
+    split = predictions["split"].to_numpy()
+    right = predictions["pred"].to_numpy() == predictions["y"].to_numpy()
+    sides = []
+    for name in ("val", "test"):
+        own = (split == name) & (leaf >= 0)
+        sides.append([np.bincount(leaf[o], minlength=leaf.max() + 1) for o in (own, own & right)])
+    return [
+        [place, *(value for n, hits in sides for value in _share(n[place], hits[place]))]
+        for place in range(int(leaf.max()) + 1)
+        if any(n[place] for n, _ in sides)
+    ]
+
+
+def _share(count: Any, right: Any) -> tuple[int, float | None]:
+    return int(count), 100.0 * float(right) / int(count) if count else None
 
 
 def tree_of(record: Record) -> Any:

@@ -20,10 +20,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from bench.reporting.collection import Reference
 from bench.reporting.figure import WrittenFigure
+from bench.reporting.leaderboard import Guide, by_topic
 from bench.reporting.table import Cell, Row, Table
 from datasets.errors import BenchError, UsageError
 
 ROWS_A_PAGE = 44
+ROWS_ACROSS = 26  # of a page that lies on its side
+WIDEST = 150.0  # letters across an upright page, a fifth smaller than the text
+BETWEEN, SMALL = 1.5, 0.7  # letters between columns; the size of spreads and notes
 ESCAPES = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -80,16 +84,57 @@ def table_source(table: Table) -> str:
     empty = dict.fromkeys(c.reason for c in table.cells() if c.mean is None and not c.label)
     letters = chain(ascii_lowercase, map("".join, product(ascii_lowercase, repeat=2)))
     reasons = dict(zip(filter(None, empty), letters, strict=False))
-    parts = [_part(table, rows, reasons) for rows in _pages(table.rows)]
+    parts = [_part(table, rows, reasons) for rows in _pages(table)]
     return _template("table").render(table=table, parts=parts, reasons=reasons)
 
 
 def document_source(
-    tables: Sequence[Table], figures: Sequence[WrittenFigure], reference: Reference
+    tables: Sequence[Table],
+    figures: Sequence[WrittenFigure],
+    reference: Reference,
+    guide: Guide | None = None,
 ) -> str:
-    """Return the source of the document that includes every table and every drawn figure."""
+    """Return the source of the document: what was found, then every table and drawn figure.
+
+    Tables by topic; those with more than an upright page is wide lie on their side.
+    """
+    guide = guide or Guide()
     drawn = [figure for figure in figures if not figure.reason]
-    return _template("main").render(tables=tables, figures=drawn, reference=reference)
+    shown = [table for table in tables if not table.appendix]
+    apart = [table for table in tables if table.appendix and table.rows]
+    sections = [(topic, own) for topic, own in by_topic(shown, guide.topics)]
+    sections += [("Runs that no table above may show", apart)] if apart else []
+    return _template("main").render(
+        sections=[(title, _by_side(own)) for title, own in sections],
+        first=[figure for figure in drawn if figure.first],
+        figures=[figure for figure in drawn if not figure.first],
+        reference=reference,
+        findings=guide.findings,
+        labels={table.label for table in (*shown, *apart)},
+    )
+
+
+def _by_side(tables: Sequence[Table]) -> list[tuple[bool, list[Table]]]:
+    """Return neighbours that lie on their side together, and those that stand."""
+    return [(wide, list(own)) for wide, own in groupby(tables, key=is_wide)]
+
+
+def is_wide(table: Table) -> bool:
+    """Return whether a table is too wide for an upright page, by the letters of its columns."""
+    heads = zip(table.row_headers, *(row.header for row in table.rows), strict=True)
+    cells = zip(*(row.cells for row in table.rows), strict=True)
+    widths = [max(map(len, own)) for own in heads]
+    for column, own in zip(table.columns, cells, strict=False):
+        widths.append(max(len(column.title), *map(_letters, own)))
+    return sum(widths) + BETWEEN * len(widths) > WIDEST
+
+
+def _letters(cell: Cell) -> float:
+    """Return how wide a cell is, in letters of its number."""
+    whole, label = len(cell.text()), len(cell.label or "")
+    number = label or (0 if cell.mean is None else len(cell.number(cell.mean)))
+    seeds = 0 if cell.n is None else 2
+    return number + SMALL * (whole - number + len(cell.note)) + seeds
 
 
 def _part(table: Table, rows: Sequence[Row], reasons: Mapping[str, str]) -> list[str]:
@@ -130,13 +175,14 @@ def _cell(cell: Cell, reasons: Mapping[str, str]) -> str:
     return (rf"\textbf{{{number}}}" if cell.best else number) + seeds + note
 
 
-def _pages(rows: Sequence[Row]) -> list[list[Row]]:
+def _pages(table: Table) -> list[list[Row]]:
     """Return rows by page, split between sections where one ends in a page's second half."""
     pages: list[list[Row]] = [[]]
-    for row in rows:
+    fit = ROWS_ACROSS if is_wide(table) else ROWS_A_PAGE
+    for row in table.rows:
         filled = len(pages[-1])
-        breaks = filled > ROWS_A_PAGE // 2 and pages[-1][-1].section != row.section
-        if filled >= ROWS_A_PAGE or (breaks and len(rows) > ROWS_A_PAGE):
+        breaks = filled > fit // 2 and pages[-1][-1].section != row.section
+        if filled >= fit or (breaks and len(table.rows) > fit):
             pages.append([])
         pages[-1].append(row)
     return pages

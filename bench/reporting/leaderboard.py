@@ -16,12 +16,12 @@ from bench.reporting import names
 from bench.reporting.collection import ReportInput, Run, grouped, metric_by_seed, metric_values
 from bench.reporting.main_table import Tier, measured_cell, tiers
 from bench.reporting.statistics import Comparison, compare_with
-from bench.reporting.table import Cell, CellKey
+from bench.reporting.table import Cell, CellKey, Table
 
-OWN_DATA = "own data"
 STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 25.0, 50.0)
 MOST_TICKS = 5
 WITHOUT_GROUPS = ("worst_class", "avg")  # what a dataset without groups is judged by
+FURTHER, PLAIN = "Further tables", "Tables"
 LABELS = ("training and validation group labels", "validation group labels", "no group labels")
 """What a method sees, by the place of its tier."""
 
@@ -70,7 +70,8 @@ class Scale:
         ends = [b for e in entries for b in (e.cell.ci_low, e.cell.ci_high) if b is not None]
         low = max(0.0, min(means) - room, min([*means, *ends]))
         high = min(top, max(means) + room, max([*means, *ends]))
-        step = next(step for step in STEPS if (high - low) / step <= MOST_TICKS or step == STEPS[-1])
+        low = min(low, max(0.0, high - 0.02 * top))  # where all numbers are one
+        step = next((s for s in STEPS if (high - low) / s <= MOST_TICKS), STEPS[-1])
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         last = max(last, first + 1)
         ticks = tuple(round(step * place, 6) for place in range(first, last + 1))
@@ -155,9 +156,8 @@ def _chosen(given: ReportInput) -> list[tuple[Tier, bool]]:
 
 def _place(run: Run) -> tuple[str, str]:
     """Return the dataset of a run and what keeps the run from being a result."""
-    labels = [OWN_DATA] if run.job.data_kind == "own" else []
-    labels += [label for label in run.job.labels if label not in labels]
-    return run.job.dataset, ", ".join(labels)
+    words = {"own": "own data", "stand-in": "stand-in data", "quick": "quick run"}
+    return run.job.dataset, ", ".join(words.get(label, label) for label in run.job.labels)
 
 
 def _published(
@@ -269,3 +269,23 @@ def _tied(board: Board, first: Entry, other: Entry) -> bool:
         return False
     return found.low <= 0 <= found.high
 
+
+@dataclass(frozen=True)
+class Guide:
+    """What leads a reader through a report: its answer, its findings, and the tables by topic."""
+
+    boards: Sequence[Board] = ()
+    findings: Sequence[Finding] = ()
+    topics: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of tables
+    links: Mapping[str, str] = field(default_factory=dict)  # the first ones, and their words
+
+
+def by_topic(
+    tables: Sequence[Table], topics: Mapping[str, Sequence[str]]
+) -> list[tuple[str, list[Table]]]:
+    """Return tables by topic, in the order of the topics; what none names comes last."""
+    topic_of = {label: topic for topic, labels in topics.items() for label in labels}
+    found: dict[str, list[Table]] = {topic: [] for topic in topics}
+    for table in tables:
+        found.setdefault(topic_of.get(table.label, FURTHER if topics else PLAIN), []).append(table)
+    return [(topic, own) for topic, own in found.items() if own]

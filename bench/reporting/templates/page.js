@@ -261,16 +261,23 @@ if ($("#run-list")) whenOpened("#runs", prepareRuns);
 // Trees: one at a time, of the runs that have one
 whenOpened("#trees", () => {
   const grown = runs.filter((run) => run.tree && run.kind === "published");
-  const shown = (grown.length ? grown : runs.filter((run) => run.tree)).slice(0, 60);
-  const buttons = shown.map((run) => el("button", { type: "button", "aria-pressed": "false",
-    onclick: async (event) => {
-      buttons.forEach((one) => one.setAttribute("aria-pressed", String(one === event.target)));
-      const found = await details(run.id);
-      $("#tree-shown").replaceChildren(
-        el("p", {}, el("a", { href: `#run=${encodeURIComponent(run.id)}` }, run.id),
-          `: worst group ${number(run.worst, run.digits)} on test`), tree(found));
-    } }, `${run.method}, ${run.dataset}, seed ${run.seed}`));
-  $("#tree-runs").replaceChildren(...buttons);
+  const shown = (grown.length ? grown : runs.filter((run) => run.tree)).slice(0, 200);
+  const buttons = [], rows = new Map();
+  for (const run of shown) {
+    const title = `${run.method} on ${run.dataset}, seed`;
+    if (!rows.has(title)) rows.set(title, el("div", { class: "seeds" }, title));
+    const button = el("button", { type: "button", "aria-pressed": "false",
+      "aria-label": `${title} ${run.seed}`, onclick: async () => {
+        buttons.forEach((one) => one.setAttribute("aria-pressed", String(one === button)));
+        const found = await details(run.id);
+        $("#tree-shown").replaceChildren(
+          el("p", {}, el("a", { href: `#run=${encodeURIComponent(run.id)}` }, run.id),
+            `: worst group ${number(run.worst, run.digits)} on test`), tree(found));
+      } }, String(run.seed));
+    buttons.push(button);
+    rows.get(title).append(button);
+  }
+  $("#tree-runs").replaceChildren(...rows.values());
   if (buttons.length) buttons[0].click();
 });
 
@@ -336,6 +343,7 @@ function describe(run) {
     run.failure ? card("Failure", facts([["kind", run.failure.kind],
       ["message", run.failure.message], ["remedy", run.failure.remedy],
       ["command", run.failure.command]]), el("pre", {}, run.failure.stderr_tail || "")) : null,
+    headline(run),
     run.command ? card("Command", copied(run.command)) : null,
     run.metrics ? byGroup(run) : null,
     run.curves ? curves(run) : null,
@@ -360,6 +368,16 @@ function describe(run) {
     run.partition ? card("Inferred partition", facts(flat(run.partition))) : null,
     card("Configuration", facts(flat(run.config))),
   ];
+}
+// The answer in a line; of development seeds it is validation's
+function headline(run) {
+  const line = byId.get(run.run_id);
+  if (!run.metrics || !line || line.worst === null) return null;
+  const groups = Object.entries(run.metrics.test.group_accuracy || {}).filter(([, v]) => v !== null);
+  const [worst] = groups.sort((one, two) => one[1] - two[1])[0] || [];
+  return el("p", { class: "headline" }, `${line.method} on ${line.dataset}, seed ${line.seed}: `,
+    el("b", {}, `worst group ${number(line.worst, line.digits)}`),
+    ` on test${worst ? ` (${worst})` : ""}, average ${number(line.average)}.`);
 }
 function copied(command) {
   const button = el("button", { type: "button", onclick: async () => {
@@ -393,13 +411,15 @@ function byGroup(run) {
     [group, counts.map((n, c) => c === truth ? el("strong", {}, number(n, 0)) : number(n, 0))]));
   const width = Math.max(0, ...[...counted.values()].map((cells) => cells.length));
   const heads = Array.from({ length: width }, (_, c) => `as ${run.classes[c] || `class ${c}`}`);
+  const lowest = Math.min(...Object.values(test.group_accuracy).filter((v) => v !== null));
+  const mark = (value) => value === lowest ? el("strong", {}, number(value)) : number(value);
   const rows = Object.keys(test.group_accuracy).map((group) => [group,
-    number(val.group_accuracy[group]), number(test.group_accuracy[group]),
+    number(val.group_accuracy[group]), mark(test.group_accuracy[group]),
     number(test.group_count[group], 0), ...(counted.get(group) || heads.map(() => "-"))]);
   return card("Groups: accuracy and confusion",
     grid(["true group", "validation (%)", "test (%)", "test images", ...heads], rows),
     el("p", { class: "notes" }, "The last columns count the group's test images by predicted " +
-      "class; bold is the true one."));
+      "class; bold there is the true one. Bold accuracy: the worst group."));
 }
 
 // Curves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import json
@@ -25,21 +26,27 @@ from bench.reporting.collection import Collection, Run
 from bench.reporting.figure import WrittenFigure
 from bench.reporting.html import (
     CURVE_POINTS,
+    TableView,
     confusion,
     curves,
     html_page,
-    inline_svg,
     leaf_samples,
+    run_blobs,
     run_details,
+    run_index,
+    run_numbers,
     run_row,
     script_json,
+    slices,
+    standalone_svg,
     tree_details,
 )
+from bench.reporting.table import Cell, CellKey, Column, Row, Table
 from bench.store import Store
 from datasets.catalogue import get_dataset
 
 HOSTILE = "<script>alert(1)</script>&\"'</style>"
-VOID = {"meta", "link", "input", "br", "img"}
+VOID = {"meta", "link", "input", "br", "img", "circle", "line", "path"}
 SVG = (
     '<?xml version="1.0"?>\n<svg width="72pt" height="36pt" viewBox="0 0 72 36">'
     "<metadata>x</metadata><defs><style>*{x:y}</style></defs>"
@@ -83,6 +90,16 @@ class Reader(HTMLParser):
         self.text.append(data)
         if self.open and self.open[-1] == "script":
             self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
+
+
+def inflated(reader: Reader, prefix: str) -> list[Any]:
+    """What the page inflates: the details of its runs, or its drawings."""
+    texts = [
+        gzip.decompress(base64.b64decode(text)).decode()
+        for found, text in reader.scripts
+        if str(found.get("data-blob", "")).startswith(prefix)
+    ]
+    return [one for text in texts for one in json.loads(text)] if prefix == "runs-" else texts
 
 
 @pytest.fixture(scope="module")
@@ -135,16 +152,15 @@ def test_data_is_text(page: str, runs: Collection) -> None:
     assert HOSTILE not in page and "<script>alert" not in page
     reader = Reader(page)
     assert HOSTILE in "".join(reader.text)  # escaped in the table, text once it is read
-    details = {
-        found["data-run"]: json.loads(text)
-        for found, text in reader.scripts
-        if found.get("data-run") is not None
-    }
+    details = {one["run_id"]: one for one in inflated(reader, "runs-")}
     assert set(details) == {run.run_id for run in runs.runs}
     assert details["hostile-s0"]["method"] == HOSTILE
     lost = next(run.run_id for run in runs.runs if not run.record.done)
     assert details[lost]["failure"]["message"] == HOSTILE
     assert "broken-s0" in "".join(reader.text) and "#run=broken-s0" not in reader.links
+    index = next(json.loads(text) for found, text in reader.scripts if found.get("id") == "index")
+    assert [row[0] for row in index["runs"]] == [run.run_id for run in runs.runs]
+    assert HOSTILE in index["methods"]
 
 
 @pytest.mark.parametrize("text", ["</script>", "<!--", "]]>", "&amp;", "\u2028", 'a"b\\', "é"])
@@ -154,19 +170,85 @@ def test_json_cannot_end_its_element(text: str) -> None:
     assert json.loads(written) == {"x": text}
 
 
-def test_drawings_keep_their_names_apart(page: str) -> None:
-    first = inline_svg(WrittenFigure("one", "O<ne", False, svg=SVG))
-    assert 'id="one-a"' in first and 'href="#one-a"' in first and "url(#one-a)" in first
-    assert "<metadata" not in first and "<style" not in first and "<?xml" not in first
-    assert "O&lt;ne" in first
-    assert 'id="smoke_one-a"' in page
-
-
-def test_common_settings_are_written_once(page: str) -> None:
+def test_drawings_wait_compressed_until_they_are_opened(page: str) -> None:
     reader = Reader(page)
-    shared = next(json.loads(text) for found, text in reader.scripts if found.get("id") == "shared")
-    texts = [json.dumps(value, sort_keys=True) for value in shared]
-    assert len(texts) == len(set(texts)) == 4  # one environment, three configurations
+    (first,) = inflated(reader, "one")
+    assert first == standalone_svg(WrittenFigure("one", "One", False, svg=SVG))
+    assert first.startswith("<svg") and "<metadata" not in first
+    assert "<use" not in page and 'data-drawing="smoke_one"' in page
+    assert [found["data-blob"] for found, _ in reader.scripts if "data-blob" in found] == [
+        *("runs-0", "one", "smoke_one")
+    ]
+
+
+def test_what_runs_share_is_written_once(tmp_path: Path) -> None:
+    """Twelve runs differ by their seed and numbers alone: together they take little more room."""
+    alone, together = (
+        sum(map(len, run_blobs(given(collection(*made)))))
+        for made in (
+            [record(jobs("erm", "umnist", 1)[0], 80.0)],
+            [record(job, 80.0 + job.seed) for job in jobs("erm", "umnist", 10)],
+        )
+    )
+    assert together < 2.5 * alone
+
+
+def test_a_cell_names_its_runs_by_number() -> None:
+    place = {f"r{number}": number for number in range(12)}
+    cell = CellKey().averaged([(1.0, f"r{number}") for number in (3, 1, 2, 9, 11, 10, 5)])
+    assert run_numbers(cell, place) == "1-3 5 9-11"
+    assert run_numbers(replace(cell, run_ids=("not here", "r0")), place) == "0"
+
+
+def test_the_index_writes_common_texts_once() -> None:
+    made = [record(job, 80.123456789) for job in jobs("nct", "umnist", 3)]
+    index = run_index(collection(*made).runs)
+    assert index["methods"] == ["NCT"] and index["datasets"] == ["UMNIST"]
+    assert [row[1:4] for row in index["runs"]] == [[0, 0, seed] for seed in range(3)]
+    assert index["runs"][0][4] == 80.1235 and index["runs"][0][10] == 1
+
+
+def view(*columns: tuple[str, float | None], **changes: Any) -> TableView:
+    """A table of one row with a column for each dataset and number."""
+    cells = tuple(
+        Cell("measured", CellKey("erm", name, "wga"), mean=mean, reason="" if mean else "not run")
+        for name, mean in columns
+    )
+    titles = tuple(Column("WGA", name) for name, _ in columns)
+    return TableView.of(Table("t", "T", "c", ("Method",), titles, (Row(("ERM",), cells),)))
+
+
+def test_datasets_without_runs_are_folded_away() -> None:
+    found = view(("umnist", 90.0), ("celeba", None), ("isic", None))
+    assert found.folded_columns == (False, True, True) and not found.empty
+    assert found.folded == ("CelebA", "ISIC")
+    assert found.heads == [("umnist", False, 1), ("celeba", True, 1), ("isic", True, 1)]
+    assert view(("umnist", 90.0), ("cmnist", 1.0)).folded == ()
+
+
+def test_a_table_without_any_run_is_shown_whole_and_marked() -> None:
+    found = view(("umnist", None), ("celeba", None))
+    assert found.empty and found.folded_columns == (False, False)
+
+
+def test_rows_of_datasets_without_runs_are_folded_away() -> None:
+    rows = tuple(
+        Row((name,), (CellKey("nct", name, "wga").averaged([(9.0, "r")]),), name)
+        if name == "umnist"
+        else Row((name,), (CellKey("nct", name, "wga").empty("not run"),), name)
+        for name in ("waterbirds", "umnist")
+    )
+    found = TableView.of(Table("t", "T", "c", ("Dataset",), (Column("WGA"),), rows))
+    assert [(name, folded) for name, folded, _ in found.sections] == [
+        *(("waterbirds", True), ("umnist", False))
+    ]
+
+
+def test_slices_have_sizes_and_accuracies_by_split() -> None:
+    rows = [("val", 0, 0, 1), ("val", 1, 0, 1), ("test", 0, 0, 1), ("test", 1, 1, 3)]
+    table = pd.DataFrame(rows, columns=["split", "y", "pred", "leaf"])
+    assert slices(table) == [[1, 2, 50.0, 1, 100.0], [3, 0, None, 1, 100.0]]
+    assert slices(table.assign(leaf=-1)) == [] and slices(table.drop(columns="leaf")) == []
 
 
 def test_curves_are_thinned_and_keep_their_end() -> None:
