@@ -31,7 +31,7 @@ from methods.optimisation import (
     build_schedule,
     step_schedule,
 )
-from methods.prediction import EvalImages, predict_with
+from methods.prediction import EvalImages, mixed_precision, predict_with
 from methods.selection import Selection, selection
 
 NORM_BATCHES = 20  # from which an averaged model's batch-norm statistics are taken
@@ -221,7 +221,7 @@ class Training:
         with isolated_randomness(self.ctx.seed(self.name, "dropout", self._epoch), device):
             self._optimizer.zero_grad(set_to_none=True)
             for number, batch in enumerate(self._batches(parts), start=1):
-                with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                with mixed_precision(device):
                     loss = self._loss(self.model, batch)
                 (loss / self.accumulate if self.accumulate > 1 else loss).backward()
                 if number % self.accumulate == 0 or number == len(parts):
@@ -260,7 +260,8 @@ class Training:
         """Return the model that the epoch is scored by: the averaged one, where there is one."""
         if self._averaged is None:
             return self.model
-        with isolated_randomness(self.ctx.seed(self.name, "norms", self._epoch), self.ctx.device):
+        device, seed = self.ctx.device, self.ctx.seed(self.name, "norms", self._epoch)
+        with isolated_randomness(seed, device), mixed_precision(device):
             return self._averaged.update_batch_norm(self.model, self.set_mode, self._norm_images())
 
     def _norm_images(self) -> Iterator[Tensor]:

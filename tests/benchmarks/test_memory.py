@@ -30,8 +30,7 @@ from methods.optimisation import TrainConfig
 from methods.training import Training
 
 torch.set_num_threads(1)
-# Small, so that either split is above what is kept of one and has more than one batch.
-prediction.RESIDENT_BYTES, prediction.BATCH_BYTES = 4 * 2**20, 2**20
+prediction.BATCH_BYTES["cpu"] = 2**20  # so that either split has more than one batch
 root, folder = map(Path, sys.argv[1:])
 dataset = get_dataset("waterbirds")
 data = dataset.load(root, dataset.config_type(resolution=112))
