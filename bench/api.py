@@ -380,6 +380,7 @@ def run(
     isolate: bool | None = None,
     audit: str | None = None,
     resume: Resume = "same-code",
+    threads: int | None = None,
     log: Log = log_to_stderr,
     **wanted: Unpack[Wanted],
 ) -> Grid:
@@ -402,9 +403,13 @@ def run(
         audit: when the harness looks at the model on true groups: `all` epochs, `"N"` for every
             N-th and the last, `last`, or `off`; by default all, for photos every fifth.
         resume: whether an unfinished run that other code began starts again, or goes on `anyway`.
+        threads: cores of one run on a CPU, LeNets aside, which have one; by default
+            OMP_NUM_THREADS, or the workers share the cores.
         log: prints a line.
     """
-    how = LaunchOptions(workers, rerun, retries, cluster, wait, keep_models, isolate, audit, resume)
+    how = LaunchOptions(
+        *(workers, rerun, retries, cluster, wait, keep_models, isolate, audit, resume, threads)
+    )
     request = make_request(methods, datasets, seeds, **wanted)
     explicit = "all" not in _joined(datasets).split(",")
     jobs, skipped = expand_on_disk(request, explicit=explicit, log=log)
@@ -425,14 +430,16 @@ class LaunchOptions:
     isolate: bool | None = None
     audit: str | None = None
     resume: Resume = "same-code"
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, before anything is fetched."""
         coerce(self.rerun, Rerun, "--rerun")
         coerce(self.resume, Resume, "--resume")
-        if self.workers is not None and self.workers < 1:
-            few = f"--workers must be at least 1 but got {self.workers}"
-            raise UsageError(few, "e.g. --workers 2")
+        for name in ("workers", "threads"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                few = f"--{name} must be at least 1 but got {number}"
+                raise UsageError(few, f"e.g. --{name} 2")
         if self.audit is not None:
             parse_interval(self.audit)
         if self.retries < 0:
@@ -472,6 +479,7 @@ def run_jobs(
         not_before=time.time() if how.rerun == "always" else 0.0,
         audit_every=None if how.audit is None else parse_interval(how.audit),
         resume_anyway=how.resume == "anyway",
+        threads=how.threads,
     )
     log_unreadable(grid.unreadable(), log)
     log(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")

@@ -27,7 +27,7 @@ from bench.fitting import FitFailed, FitProcess, FitResult, FitTask, fit_here
 from bench.job import Job
 from bench.launch.progress import Pace
 from bench.models import ModelCard
-from bench.process import configure_process
+from bench.process import configure_process, default_threads
 from bench.record import (
     RECORD_KEYS,
     AuditCost,
@@ -65,7 +65,8 @@ class RunOptions:
     """Where and how a job runs; nothing of it belongs to the run's identity.
 
     Attributes:
-        threads: cores that a job may keep busy; a LeNet's has one.
+        threads: cores that a job may keep busy, by default as `default_threads` says; a LeNet's
+            has one.
         not_before: results (runs and shared stages) older than this are made again.
         isolate: whether the fit gets a process of its own; not in tests and notebooks, whose
             methods no other process could import.
@@ -79,7 +80,7 @@ class RunOptions:
     data_root: Path
     results: Path
     device: str = "cpu"
-    threads: int = 1
+    threads: int | None = None
     keep_models: bool = False
     not_before: float = 0.0
     isolate: bool = True
@@ -89,7 +90,7 @@ class RunOptions:
 
     def threads_for(self, job: Job) -> int:
         """Return a job's threads; small networks take one, since more only wait for each other."""
-        return 1 if job.backbone().name in SMALL_NETWORKS else self.threads
+        return 1 if job.backbone().name in SMALL_NETWORKS else self.threads or default_threads()
 
     def path_arguments(self) -> str:
         """Return the folders as arguments of a command that runs the job again."""

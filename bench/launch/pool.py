@@ -30,6 +30,7 @@ from bench.process import (
     available_cores,
     begin_as_child,
     count_oom_kills,
+    default_threads,
     starting_a_child,
     worker_exit_error,
 )
@@ -301,7 +302,7 @@ class _Pool:
 
 def _shares(options: RunOptions, workers: int) -> list[RunOptions]:
     """Divide GPUs and cores among the workers."""
-    threads = max(1, available_cores() // workers)
+    threads = options.threads or default_threads(workers)
     gpus = torch.cuda.device_count() if options.device.startswith("cuda") else 0
     return [
         replace(options, threads=threads, device=f"cuda:{i % gpus}" if gpus else options.device)

@@ -22,7 +22,6 @@ from bench.job import FIRST_DEVELOPMENT_SEED, Job, Request, expand, identity_cha
 from bench.launch import prepare
 from bench.launch.pool import run_pool
 from bench.launch.progress import progress_display
-from bench.process import available_cores
 from bench.record import Metrics, Record, Selection, Status
 from bench.runner import RunOptions
 from bench.tuning import TRIALS
@@ -107,7 +106,6 @@ class Tuning:
             data_root=self.data_root.resolve(),
             results=self.folder.resolve(),
             device="cuda" if torch.cuda.is_available() else "cpu",
-            threads=available_cores(),
             isolate=isolate,
             steered=self.prune,
         )

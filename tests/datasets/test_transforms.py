@@ -346,7 +346,7 @@ def test_photos_are_pils_to_the_last_rounding(side: int) -> None:
             expected = expected[:, down : down + side, down : down + side]
             expected = F.hflip(expected) if columns.flip[slot] else expected
             differs = (ours[slot] - expected).abs()
-            assert differs.max() <= 2 and (differs > 0).float().mean() < 0.02
+            assert differs.max() <= 2 and (differs > 0).float().mean() < 0.05
 
 
 def test_photos_alone_are_rounded() -> None:

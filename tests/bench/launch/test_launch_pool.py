@@ -495,8 +495,31 @@ def test_default_workers(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert default_workers(lenets[:1]) == 1
 
 
+def test_workers_have_the_threads_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    options = RunOptions(Path("data"), Path("results"))
+    assert [share.threads for share in pool._shares(options, 2)] == [3, 3]
+    assert [share.threads for share in pool._shares(replace(options, threads=5), 2)] == [5, 5]
+
+
+def test_photos_use_the_threads_and_lenets_one(
+    digits_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (lenet,) = jobs_of("erm", digits_root, (0,))
+    other = {"name": "resnet18", "pretrained": False}
+    resnet = replace(lenet, config=replace(lenet.config, backbone=other))
+    options = RunOptions(Path("data"), Path("results"))
+    assert (options.threads_for(lenet), options.threads_for(resnet)) == (1, 8)
+    options = replace(options, threads=3)
+    assert (options.threads_for(lenet), options.threads_for(resnet)) == (1, 3)
+
+
 def test_workers_share_gpus_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     options = RunOptions(Path("data"), Path("results"))
     assert [(s.threads, s.device) for s in pool._shares(options, 3)] == [(2, "cpu")] * 3
