@@ -217,7 +217,8 @@ class Training:
         parts = self._draw_epoch()
         self.set_mode(self.model)
         total = torch.zeros((), device=device)
-        reported = time.monotonic()
+        seen, began = 0, time.monotonic()
+        reported = began
         with isolated_randomness(self.ctx.seed(self.name, "dropout", self._epoch), device):
             self._optimizer.zero_grad(set_to_none=True)
             for number, batch in enumerate(self._batches(parts), start=1):
@@ -230,14 +231,18 @@ class Training:
                     if self._averaged is not None:
                         self._averaged.update(self.model)
                 total += loss.detach() * len(batch.y)
-                if time.monotonic() - reported >= PROGRESS_SECONDS:
-                    self._report(step=number, steps=len(parts))
-                    reported = time.monotonic()
+                seen += len(batch.y)
+                if (now := time.monotonic()) - reported >= PROGRESS_SECONDS:
+                    speed = seen / (now - began)
+                    self._report(step=number, steps=len(parts), images_per_second=speed)
+                    reported = now
+        if reported > began:  # validation takes long as well
+            self._report(activity="validating", step=len(parts), steps=len(parts))
         return self._mean_loss(total, sum(len(part) for part in parts))
 
     def _report(self, **progress: object) -> None:
-        epochs = {"epoch": self._epoch, "epochs": self.config.epochs}
-        self.ctx.report(stage=self.name, **epochs, **progress, **self.where)
+        known = {"activity": "training", "epoch": self._epoch, "epochs": self.config.epochs}
+        self.ctx.report(stage=self.name, **{**known, **progress}, **self.where)
 
     def _draw_epoch(self) -> list[Tensor]:
         """Draw which samples the epoch visits, batch by batch."""
