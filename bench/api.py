@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from bench.audit import parse_interval
 from bench.cost import ExpectedCost, expected_totals, stage_seconds
+from bench.devices import choose_device
 from bench.job import (
     FIRST_DEVELOPMENT_SEED,
     PUBLISHED_SEEDS,
@@ -381,6 +382,7 @@ def run(
     audit: str | None = None,
     resume: Resume = "same-code",
     threads: int | None = None,
+    device: str | None = None,
     log: Log = log_to_stderr,
     **wanted: Unpack[Wanted],
 ) -> Grid:
@@ -405,10 +407,13 @@ def run(
         resume: whether an unfinished run that other code began starts again, or goes on `anyway`.
         threads: cores of one run on a CPU, LeNets aside, which have one; by default
             OMP_NUM_THREADS, or the workers share the cores.
+        device: `cpu`, `cuda` (each worker on a GPU of its own) or `cuda:1`; by default the GPUs
+            where there are any.
         log: prints a line.
     """
     how = LaunchOptions(
-        *(workers, rerun, retries, cluster, wait, keep_models, isolate, audit, resume, threads)
+        *(workers, rerun, retries, cluster, wait, keep_models, isolate, audit, resume, threads),
+        device=device,
     )
     request = make_request(methods, datasets, seeds, **wanted)
     explicit = "all" not in _joined(datasets).split(",")
@@ -431,6 +436,7 @@ class LaunchOptions:
     audit: str | None = None
     resume: Resume = "same-code"
     threads: int | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, before anything is fetched."""
@@ -445,12 +451,19 @@ class LaunchOptions:
         if self.retries < 0:
             raise UsageError(f"--retries cannot be negative but got {self.retries}")
         if self.cluster is None:
+            if self.device is not None:
+                choose_device(self.device)
             return
         read_profile(Path(self.cluster))
         if self.workers is not None:
             raise UsageError(
                 "--workers is about processes on this machine, --cluster about other machines",
                 "give one of them; `pack` and `parallel` in the profile say how many run at once",
+            )
+        if self.device is not None:
+            raise UsageError(
+                "--device is about this machine, --cluster about other machines",
+                "give one of them; `gpus` or `gres` in the profile say which jobs have a GPU",
             )
 
 
@@ -464,8 +477,6 @@ def run_jobs(
     log: Log = log_to_stderr,
 ) -> Grid:
     """Run what of the jobs is wanted and not yet done; return how all of them stand."""
-    import torch
-
     store.check_writable()
     for entry in skipped:
         log(str(entry))
@@ -474,7 +485,7 @@ def run_jobs(
     options = RunOptions(
         data_root=data_root.resolve(),
         results=store.root.resolve(),
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=choose_device(how.device),
         keep_models=how.keep_models,
         not_before=time.time() if how.rerun == "always" else 0.0,
         audit_every=None if how.audit is None else parse_interval(how.audit),

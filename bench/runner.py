@@ -70,6 +70,8 @@ class RunOptions:
     """Where and how a job runs; nothing of it belongs to the run's identity.
 
     Attributes:
+        device: `cpu`, `cuda` or one of several GPUs such as `cuda:1`.
+        gpu: which GPU alone a worker process is shown, as CUDA_VISIBLE_DEVICES names it.
         threads: cores that a job may keep busy, by default as `default_threads` says; a LeNet's
             has one.
         not_before: results (runs and shared stages) older than this are made again.
@@ -85,6 +87,7 @@ class RunOptions:
     data_root: Path
     results: Path
     device: str = "cpu"
+    gpu: str | None = None
     threads: int | None = None
     keep_models: bool = False
     not_before: float = 0.0

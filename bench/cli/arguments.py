@@ -27,6 +27,7 @@ def launch_options(arguments: Namespace) -> LaunchOptions:
         audit=arguments.audit,
         resume=arguments.resume,
         threads=arguments.threads,
+        device=arguments.device,
     )
 
 

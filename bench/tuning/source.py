@@ -14,9 +14,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from bench.api import expand_on_disk, setting_text
+from bench.devices import choose_device
 from bench.evaluation import granted_metrics
 from bench.job import FIRST_DEVELOPMENT_SEED, Job, Request, expand, identity_changes
 from bench.launch import prepare
@@ -105,7 +104,7 @@ class Tuning:
         return RunOptions(
             data_root=self.data_root.resolve(),
             results=self.folder.resolve(),
-            device="cuda" if torch.cuda.is_available() else "cpu",
+            device=choose_device(None),
             isolate=isolate,
             steered=self.prune,
         )

@@ -145,7 +145,8 @@ def test_wrong_words_are_errors_before_any_work(
 
 
 @pytest.mark.parametrize(
-    "options", [{"workers": 0}, {"threads": 0}, {"retries": -1}, {"rerun": "often"}]
+    "options",
+    [{"workers": 0}, {"threads": 0}, {"device": "tpu"}, {"retries": -1}, {"rerun": "often"}],
 )
 def test_ways_to_run_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
