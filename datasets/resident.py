@@ -60,7 +60,7 @@ class ResidentImages:
     @property
     def row_bytes(self) -> int:
         """Length of a row of the widest image."""
-        return self.width * self.channels
+        return int(self.width * self.channels)
 
     def batch(self, index: Tensor) -> ImageBatch:
         """Gather the images at `index`, padded with black."""

@@ -43,6 +43,9 @@ with contextlib.suppress(OSError):
     Path("/proc/self/clear_refs").write_text("5")  # decoding had a peak of its own
 before = peak_memory_bytes(torch.device("cpu"))
 assert training.run().epochs_run == 2
+test = prediction.EvalImages(data.splits["test"].images, data.facts.eval_transform)
+for look in range(2):  # as the audit does
+    prediction.predict_with(training.model, test)
 print(peak_memory_bytes(torch.device("cpu")) - before, task.train.images.nbytes)
 """
 
