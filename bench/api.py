@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from bench.audit import parse_interval
 from bench.cost import ExpectedCost, expected_totals, stage_seconds
+from bench.devices import choose_device
 from bench.estimate import estimated_seconds
 from bench.job import (
     FIRST_DEVELOPMENT_SEED,
@@ -398,6 +399,8 @@ def run(
     isolate: bool | None = None,
     audit: str | None = None,
     resume: Resume = "same-code",
+    threads: int | None = None,
+    device: str | None = None,
     log: Log = log_to_stderr,
     **wanted: Unpack[Wanted],
 ) -> Grid:
@@ -420,9 +423,16 @@ def run(
         audit: when the harness looks at the model on true groups: `all` epochs, `"N"` for every
             N-th and the last, `last`, or `off`; by default all, for photos every fifth.
         resume: whether an unfinished run that other code began starts again, or goes on `anyway`.
+        threads: cores of one run on a CPU, LeNets aside, which have one; by default
+            OMP_NUM_THREADS, or the workers share the cores.
+        device: `cpu`, `cuda` (each worker on a GPU of its own) or `cuda:1`; by default the GPUs
+            where there are any.
         log: prints a line.
     """
-    how = LaunchOptions(workers, rerun, retries, cluster, wait, keep_models, isolate, audit, resume)
+    how = LaunchOptions(
+        *(workers, rerun, retries, cluster, wait, keep_models, isolate, audit, resume, threads),
+        device=device,
+    )
     request = make_request(methods, datasets, seeds, **wanted)
     explicit = "all" not in _joined(datasets).split(",")
     jobs, skipped = expand_on_disk(request, explicit=explicit, log=log)
@@ -443,25 +453,35 @@ class LaunchOptions:
     isolate: bool | None = None
     audit: str | None = None
     resume: Resume = "same-code"
+    threads: int | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, before anything is fetched."""
         coerce(self.rerun, Rerun, "--rerun")
         coerce(self.resume, Resume, "--resume")
-        if self.workers is not None and self.workers < 1:
-            few = f"--workers must be at least 1 but got {self.workers}"
-            raise UsageError(few, "e.g. --workers 2")
+        for name in ("workers", "threads"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                few = f"--{name} must be at least 1 but got {number}"
+                raise UsageError(few, f"e.g. --{name} 2")
         if self.audit is not None:
             parse_interval(self.audit)
         if self.retries < 0:
             raise UsageError(f"--retries cannot be negative but got {self.retries}")
         if self.cluster is None:
+            if self.device is not None:
+                choose_device(self.device)
             return
         read_profile(Path(self.cluster))
         if self.workers is not None:
             raise UsageError(
                 "--workers is about processes on this machine, --cluster about other machines",
                 "give one of them; `pack` and `parallel` in the profile say how many run at once",
+            )
+        if self.device is not None:
+            raise UsageError(
+                "--device is about this machine, --cluster about other machines",
+                "give one of them; `gpus` or `gres` in the profile say which jobs have a GPU",
             )
 
 
@@ -475,8 +495,6 @@ def run_jobs(
     log: Log = log_to_stderr,
 ) -> Grid:
     """Run what of the jobs is wanted and not yet done; return how all of them stand."""
-    import torch
-
     store.check_writable()
     for entry in skipped:
         log(str(entry))
@@ -485,11 +503,12 @@ def run_jobs(
     options = RunOptions(
         data_root=data_root.resolve(),
         results=store.root.resolve(),
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=choose_device(how.device),
         keep_models=how.keep_models,
         not_before=time.time() if how.rerun == "always" else 0.0,
         audit_every=None if how.audit is None else parse_interval(how.audit),
         resume_anyway=how.resume == "anyway",
+        threads=how.threads,
     )
     log_unreadable(grid.unreadable(), log)
     log(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")

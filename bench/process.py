@@ -76,6 +76,17 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def default_threads(workers: int = 1) -> int:
+    """Return the threads of a job where none are asked for: OMP_NUM_THREADS, or a share of cores.
+
+    Of a list, which is for nested loops, the first counts, as OpenMP has it.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    return max(1, available_cores() // workers)
+
+
 def configure_process(threads: int) -> None:
     """Make this process ready for a job."""
     import torch  # slow to import, and launchers do without it

@@ -10,9 +10,11 @@ import multiprocessing
 import shlex
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from bench.audit import Auditor, default_interval
 from bench.context import FitStopped, ProgressCallback, RunSettings, stage_scope, with_audit
@@ -27,7 +29,7 @@ from bench.fitting import FitFailed, FitProcess, FitResult, FitTask, fit_here
 from bench.job import Job
 from bench.launch.progress import Pace
 from bench.models import ModelCard
-from bench.process import configure_process
+from bench.process import configure_process, default_threads
 from bench.record import (
     RECORD_KEYS,
     AuditCost,
@@ -45,6 +47,7 @@ from bench.store import Store
 from datasets.base import LoadedData
 from datasets.catalogue import get_dataset
 from datasets.config import Values
+from datasets.dataset import Progress, silent
 from datasets.errors import BenchError
 from datasets.fetch import use_data_root
 from datasets.files import atomic_file, set_aside, to_json, with_checksum
@@ -56,6 +59,8 @@ from methods.base import get_method
 WORKER = "bench-worker"
 """What the names of worker processes begin with: fresh processes, from which a fit is forked."""
 
+DECODED_BETWEEN = 500  # images, from one report to the next: some seconds
+
 DETAILS_BYTES = 2**20
 """The most that one key of a method's details may take; a tree of three levels takes 40,000."""
 
@@ -65,7 +70,10 @@ class RunOptions:
     """Where and how a job runs; nothing of it belongs to the run's identity.
 
     Attributes:
-        threads: cores that a job may keep busy; a LeNet's has one.
+        device: `cpu`, `cuda` or one of several GPUs such as `cuda:1`.
+        gpu: which GPU alone a worker process is shown, as CUDA_VISIBLE_DEVICES names it.
+        threads: cores that a job may keep busy, by default as `default_threads` says; a LeNet's
+            has one.
         not_before: results (runs and shared stages) older than this are made again.
         isolate: whether the fit gets a process of its own; not in tests and notebooks, whose
             methods no other process could import.
@@ -79,7 +87,8 @@ class RunOptions:
     data_root: Path
     results: Path
     device: str = "cpu"
-    threads: int = 1
+    gpu: str | None = None
+    threads: int | None = None
     keep_models: bool = False
     not_before: float = 0.0
     isolate: bool = True
@@ -89,7 +98,7 @@ class RunOptions:
 
     def threads_for(self, job: Job) -> int:
         """Return a job's threads; small networks take one, since more only wait for each other."""
-        return 1 if job.backbone().name in SMALL_NETWORKS else self.threads
+        return 1 if job.backbone().name in SMALL_NETWORKS else self.threads or default_threads()
 
     def path_arguments(self) -> str:
         """Return the folders as arguments of a command that runs the job again."""
@@ -161,23 +170,34 @@ def _run(
 ) -> Record:
     configure_process(options.threads_for(job))
     pace, file = Pace(), store.work / job.run_id / "progress.json"
+    last: Values = {}
 
     def report(values: Values) -> str | None:
         """Write progress to the store, and pass it on to the launcher."""
+        nonlocal last
         lock.check()
+        last = values
         values = {**values, **pace.expect(values)}
         with atomic_file(file) as draft:
             draft.write_text(with_checksum({**values, "time": time.time()}))
         return progress(values)
 
     report({"stage": "loading"})
-    data = load_data(job, options.data_root)
+    data = load_data(job, options.data_root, partial(report_decoding, report))
     given = fit_task(job, data, options, store)
     data = data.to(torch.device(options.device))
     audited = "test" in data.splits and options.audit_every != 0
-    audit = Auditor(data, store.audits, given.settings.code).look if audited else None
+    auditor = Auditor(data, store.audits, given.settings.code) if audited else None
+
+    def look(key: str, where: Values, val_outputs: Tensor, module: nn.Module) -> None:
+        """Have the model audited; where epochs are long, that takes long as well."""
+        assert auditor is not None
+        if "step" in last:
+            report({**last, "activity": "auditing"})
+        auditor.look(key, where, val_outputs, module)
+
     fit = fit_here if fit_process is None else fit_process.fit
-    result = fit(given, report, audit)
+    result = fit(given, report, look if audited else None)
     report({"stage": "evaluating"})
     return save_run(job, result, data, store, options)
 
@@ -212,12 +232,19 @@ def fit_task(job: Job, data: LoadedData, options: RunOptions, store: Store) -> F
     )
 
 
-def load_data(job: Job, root: Path) -> LoadedData:
+def report_decoding(report: ProgressCallback, what: str, done: int, total: int) -> None:
+    """Report how many images are decoded, now and then."""
+    if done % DECODED_BETWEEN == 0:
+        report({"stage": what, "done": done, "total": total})
+
+
+def load_data(job: Job, root: Path, progress: Progress = silent) -> LoadedData:
     """Load a job's dataset, cut down for a quick run, and check that it is the planned one."""
     dataset = get_dataset(job.dataset)
     data = dataset.load(
         root,
         job.dataset_config(),
+        progress,
         splits=job.splits,
         quick=job.quick,
         allow_subset=job.data_kind == "subset",

@@ -30,6 +30,11 @@ class FeatureRows:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+        return self.rows.device
+
     def batch(self, index: Tensor) -> ImageBatch:
         """Gather the rows at `index`, as (B, D, 1, 1)."""
         rows = self.rows[index.to(self.rows.device)]

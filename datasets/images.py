@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+READ_BYTES = 2**26  # of a file that are in memory at once on their way to a GPU
+
 
 @dataclass(frozen=True)
 class ImageBatch:
@@ -29,6 +31,11 @@ class ImageBatch:
 
     def __getitem__(self, part: slice) -> ImageBatch:
         return ImageBatch(self.pixels[part], self.sizes[part], self.one_size)
+
+    def to(self, device: torch.device) -> ImageBatch:
+        """Move the batch to `device`; from pinned memory that waits for nothing."""
+        pixels, sizes = (part.to(device, non_blocking=True) for part in (self.pixels, self.sizes))
+        return ImageBatch(pixels, sizes, self.one_size)
 
 
 class Images(Protocol):
@@ -60,6 +67,11 @@ class MemoryImages:
 
     def __len__(self) -> int:
         return len(self.pixels)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+        return self.pixels.device
 
     def batch(self, index: Tensor) -> ImageBatch:
         """Gather the images at `index`."""
@@ -119,33 +131,38 @@ class MappedImages:
 
     def batch(self, index: Tensor) -> ImageBatch:
         """Copy the images at `index` into one batch padded to the largest of them."""
-        index = index.cpu()
+        return self.gather(index.cpu()).to(self.device)
+
+    def gather(self, index: Tensor) -> ImageBatch:
+        """Do so in the host's memory, which is pinned if the batch is bound for a GPU.
+
+        A copy from other memory would wait for the device.
+        """
+        pinned = self.device.type == "cuda"
         sizes = self.sizes[index]
         height, width = sizes.max(dim=0).values.tolist()
-        pixels = np.zeros((len(index), height, width, self.channels), dtype=np.uint8)
+        shape = len(index), height, width, self.channels
+        batch = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
+        pixels = batch.numpy()
         for slot, (start, (h, w)) in enumerate(
             zip(self.offsets[index].tolist(), sizes.tolist(), strict=True)
         ):
             stop = start + h * w * self.channels
             pixels[slot, :h, :w] = self._bytes.pixels[start:stop].reshape(h, w, self.channels)
         self._bytes.release()
-        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-        if self.device.type == "cuda":  # a copy from other memory would wait for the device
-            batch, sizes = batch.pin_memory(), sizes.pin_memory()
-        return ImageBatch(
-            batch.to(self.device, non_blocking=True), sizes.to(self.device, non_blocking=True)
-        )
+        return ImageBatch(batch.permute(0, 3, 1, 2), sizes.pin_memory() if pinned else sizes)
 
     @property
     def nbytes(self) -> int:
         """Size of the file, which may hold more images than these."""
         return len(self._bytes.pixels)
 
-    def pixels(self) -> Tensor:
-        """Read the whole file into memory."""
-        whole = torch.from_numpy(np.array(self._bytes.pixels))
-        self._bytes.release()
-        return whole
+    def read_into(self, target: Tensor) -> None:
+        """Copy the whole file to the beginning of a tensor of bytes, on any device, in pieces."""
+        for start in range(0, self.nbytes, READ_BYTES):
+            piece = np.array(self._bytes.pixels[start : start + READ_BYTES])
+            target[start : start + len(piece)] = torch.from_numpy(piece)
+            self._bytes.release()
 
     def subset(self, index: Tensor) -> MappedImages:
         """Restrict to the images at `index`."""

@@ -10,7 +10,7 @@ Both column schemas are read: that of GEORGE's loader and that of its downloader
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -28,7 +28,7 @@ from datasets.photos import (
     read_table,
     require_columns,
 )
-from datasets.transforms import ResizedCentreCrop, Transform
+from datasets.transforms import ResizedCentreCrop
 
 MEAN, STD = (0.71826, 0.56291, 0.52548), (0.16318, 0.14502, 0.17271)
 
@@ -80,8 +80,7 @@ class Isic(PhotoDataset):
         train, evaluate = photo_transforms(config.resolution, MEAN, STD, vflip=True)
         if config.pipeline == "george":
             whole = ResizedCentreCrop(config.resolution)
-            train = Transform(whole, config.resolution, MEAN, STD, hflip=True, vflip=True)
-            evaluate = Transform(whole, config.resolution, MEAN, STD)
+            train, evaluate = replace(train, cut=whole), replace(evaluate, cut=whole)
         published = config.unknown == "benign"
         return Facts(
             name=self.name,

@@ -244,6 +244,8 @@ class Own(PhotoDataset):
         """Open the images, whole in memory where they are small and of one size; or the rows."""
         if self.description.length == 0:
             opened = super().images(folder, config, labels, progress)
+            if self.facts(config).eval_transform.rounded:  # photos, of which there may be many
+                return opened
             return {name: _in_memory(images) for name, images in opened.items()}
         rows = read_rows(Path(self.description.source), self.description.content)
         return {name: FeatureRows(rows[part.ids]) for name, part in labels.items()}

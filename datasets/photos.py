@@ -212,8 +212,9 @@ def photo_transforms(
     vflip: bool = False,
 ) -> tuple[Transform, Transform]:
     """Build the paper's pipelines: random crops and flips, or the centre of a resize to 8/7."""
-    train = Transform(RandomResizedCrop(), resolution, mean, std, hflip=True, vflip=vflip)
-    evaluate = Transform(ResizedCentreCrop(round(resolution * 256 / 224)), resolution, mean, std)
+    look = resolution, mean, std
+    train = Transform(RandomResizedCrop(), *look, hflip=True, vflip=vflip, rounded=True)
+    evaluate = Transform(ResizedCentreCrop(round(resolution * 256 / 224)), *look, rounded=True)
     return train, evaluate
 
 

@@ -5,6 +5,11 @@ separable, so an augmented image is `rows @ pixels @ columns^T`. The matrices of
 computed at once from a few numbers per image, and two batched products do the rest, on any device
 and for images of different sizes. The filter is the triangle filter of PIL (and of torchvision
 with antialias), so a given crop box gives the same pixels as the usual per-sample pipeline.
+
+Photographs are large against what is left of them, so that nearly all weights of such a matrix are
+zero. On a processor they are resized one after another, by torch's own filter on bytes, which skips
+the zeros and rounds to whole numbers after each axis as PIL does: a tenth of the time or less. The
+products on a GPU round in the same places.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from datasets.images import ImageBatch
 
@@ -195,9 +201,15 @@ class Transform:
     """From uint8 images to the normalised batch a network takes.
 
     Attributes:
+        cut: which part of an image is kept, and how large.
         resolution: rows of the output, and columns too unless `columns` says how many.
+        mean: of each channel, on the scale from 0 to 1.
+        std: likewise.
+        hflip: whether half of the images are mirrored.
+        vflip: whether half of them are put upside down.
         columns: of the output, where these are not as many as its rows; the cut has to be one that
             resizes each axis to the output's, since the others go through a square.
+        rounded: whether resizing rounds to whole numbers after each axis, as PIL does.
     """
 
     cut: Cut
@@ -207,6 +219,7 @@ class Transform:
     hflip: bool = False
     vflip: bool = False
     columns: int = 0
+    rounded: bool = False
 
     def __post_init__(self) -> None:
         if self.columns and not isinstance(self.cut, OBLONG):
@@ -232,9 +245,11 @@ class Transform:
         if self._has_discrete_offsets(batch):
             return self.batched(batch, [len(batch.pixels)], generator)
         rows, columns = self.axes(batch.sizes, generator)
+        if self.rounded and batch.pixels.device.type == "cpu":
+            return self._normalised(resize_one_by_one(batch.pixels, rows, columns, *self.shape))
         (height, width), (tall, wide) = batch.pixels.shape[2:], self.shape
         matrices = rows.matrix(height, tall), columns.matrix(width, wide)
-        return self._normalised(resample(batch.pixels, *matrices))
+        return self._normalised(resample(batch.pixels, *matrices, rounded=self.rounded))
 
     def batched(
         self, batch: ImageBatch, counts: Sequence[int], generator: torch.Generator | None
@@ -339,11 +354,43 @@ def _flipped(axis: Axis, generator: torch.Generator) -> Axis:
     return replace(axis, flip=coin)
 
 
-def resample(pixels: Tensor, row_matrix: Tensor, column_matrix: Tensor) -> Tensor:
+def resample(
+    pixels: Tensor, row_matrix: Tensor, column_matrix: Tensor, *, rounded: bool = False
+) -> Tensor:
     """Apply the matrices of both axes to a (B, C, H, W) uint8 batch; values stay in 0..255."""
     count, channels, height, width = pixels.shape
     rows, columns = row_matrix.shape[1], column_matrix.shape[1]
+    if rounded:  # columns first, as PIL: here the order counts
+        flat = pixels.to(row_matrix.dtype).reshape(count, channels * height, width)
+        wide = _to_whole(torch.bmm(flat, column_matrix.transpose(1, 2)))
+        wide = wide.view(count, channels, height, columns)
+        return _to_whole(torch.matmul(row_matrix[:, None], wide))
     flat = pixels.to(row_matrix.dtype).permute(0, 2, 1, 3).reshape(count, height, channels * width)
     tall = torch.bmm(row_matrix, flat).view(count, rows * channels, width)
     both = torch.bmm(tall, column_matrix.transpose(1, 2))
     return both.view(count, rows, channels, columns).permute(0, 2, 1, 3)
+
+
+def _to_whole(values: Tensor) -> Tensor:
+    return values.add_(0.5).floor_()
+
+
+def resize_one_by_one(pixels: Tensor, rows: Axis, columns: Axis, tall: int, wide: int) -> Tensor:
+    """Cut and resize each image of a (B, C, H, W) uint8 batch by torch's filter for bytes.
+
+    Boxes lie inside of the images and begin at whole pixels.
+    """
+    assert not rows.padding and not columns.padding
+    shape = len(pixels), pixels.shape[1], tall, wide
+    result = torch.empty(shape, memory_format=torch.channels_last)
+    boxes = torch.stack([part for a in (rows, columns) for part in (a.start, a.length, a.offset)])
+    flips = torch.stack([rows.flip, columns.flip])
+    for slot, (box, flip) in enumerate(zip(boxes.T.int().tolist(), flips.T.tolist(), strict=True)):
+        top, height, down, left, width, right = box
+        part = pixels[slot : slot + 1, :, top : top + height, left : left + width]
+        size = rows.resized, columns.resized
+        resized = functional.interpolate(part, size=size, mode="bilinear", antialias=True)
+        window = resized[0, :, down : down + tall, right : right + wide]
+        turned = [axis for axis, flipped in enumerate(flip, start=1) if flipped]
+        result[slot] = window.flip(turned) if turned else window
+    return result

@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from datasets.images import Images, MappedImages, MemoryImages
-from datasets.resident import ResidentImages
+from datasets.resident import ResidentImages, batches
 from datasets.transforms import Transform
 
 BATCH = 500
-RESIDENT_BYTES = 256 * 2**20  # transformed splits up to this size are kept, larger ones redone
-BATCH_BYTES = 64 * 2**20  # of a transformed batch
+KEPT_BYTES = 256 * 2**20  # transformed splits of a CPU up to this size are kept, larger ones redone
+KEPT_SHARE = 0.125  # of a GPU's free memory that a transformed split may take
+# Constants, since what a network answers may hang on the size of its batch in the last bits: what
+# memory is free at the moment must not enter. A layer may take ten times what a batch does.
+BATCH_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}  # of a transformed batch
 SOURCE_BYTES = 256 * 2**20  # of a batch before its transform, which photographs keep large
+CPU = torch.device("cpu")
 
 
 class EvalImages:
-    """A split under its evaluation transform, transformed once where it fits in memory."""
+    """A split under its evaluation transform, transformed once where memory allows.
+
+    On a CPU, images from a file never are: resizing them is a small part of a network's pass, and
+    what is kept would grow with their number.
+    """
 
     def __init__(self, images: Images, transform: Transform, batch_size: int = BATCH) -> None:
         self.images = images
         self.transform = transform
         self.batch_size = min(batch_size, batch_size_for(transform, images))
         whole = len(images) * _bytes_each(transform)
-        self._resident: list[Tensor] | None = [] if whole <= RESIDENT_BYTES else None
+        self._resident: list[Tensor] | None = [] if whole <= kept_bytes(images) else None
 
     def __iter__(self) -> Iterator[Tensor]:
         if self._resident:
             yield from self._resident
             return
         fresh = []
-        for index in torch.arange(len(self.images)).split(self.batch_size):
-            batch = self.transform(self.images.batch(index))
-            batch = batch.contiguous(memory_format=torch.channels_last)
+        for raw in batches(self.images, torch.arange(len(self.images)).split(self.batch_size)):
+            batch = self.transform(raw).contiguous(memory_format=torch.channels_last)
             if self._resident is not None:
                 fresh.append(batch)
             yield batch
@@ -45,8 +52,27 @@ class EvalImages:
 
 def batch_size_for(transform: Transform, images: Images) -> int:
     """Choose how many images to run at once: many small ones, few large ones."""
-    fitting = BATCH_BYTES // _bytes_each(transform), SOURCE_BYTES // max(1, _source_bytes(images))
+    budget = BATCH_BYTES.get(device_of(images).type, BATCH_BYTES["cpu"])
+    fitting = budget // _bytes_each(transform), SOURCE_BYTES // max(1, _source_bytes(images))
     return max(1, min(BATCH, *fitting))
+
+
+def kept_bytes(images: Images) -> int:
+    """Return how large a split may become that is kept transformed, by the memory there is."""
+    device = device_of(images)
+    if device.type == "cuda":
+        return int(KEPT_SHARE * torch.cuda.mem_get_info(device)[0])
+    return 0 if isinstance(images, MappedImages) else KEPT_BYTES
+
+
+def device_of(images: Images) -> torch.device:
+    """Return where a split's batches are; images of a plug-in's own kind are on the CPU."""
+    return getattr(images, "device", CPU)
+
+
+def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Compute in bfloat16 on a GPU, as far as that is safe; elsewhere change nothing."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
 def _bytes_each(transform: Transform) -> int:
@@ -71,8 +97,12 @@ def _source_bytes(images: Images) -> int:
 
 def predict(function: Callable[[Tensor], Tensor], images: EvalImages) -> Tensor:
     """Apply a function to every batch and return the results in order, on the CPU."""
+    outputs = []
     with torch.no_grad():
-        return torch.cat([function(batch).float() for batch in images]).cpu()
+        for batch in images:
+            with mixed_precision(batch.device):
+                outputs.append(function(batch).float())
+    return torch.cat(outputs).cpu()
 
 
 def predict_with(module: nn.Module, images: EvalImages) -> Tensor:

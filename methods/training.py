@@ -31,7 +31,7 @@ from methods.optimisation import (
     build_schedule,
     step_schedule,
 )
-from methods.prediction import EvalImages, predict_with
+from methods.prediction import EvalImages, mixed_precision, predict_with
 from methods.selection import Selection, selection
 
 NORM_BATCHES = 20  # from which an averaged model's batch-norm statistics are taken
@@ -230,11 +230,12 @@ class Training:
         parts = self._draw_epoch()
         self.set_mode(self.model)
         total = torch.zeros((), device=device)
-        reported = time.monotonic()
+        seen, began = 0, time.monotonic()
+        reported = began
         with isolated_randomness(self.ctx.seed(self.name, "dropout", self._epoch), device):
             self._optimizer.zero_grad(set_to_none=True)
             for number, batch in enumerate(self._batches(parts), start=1):
-                with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                with mixed_precision(device):
                     loss = self._loss(self.model, batch)
                 (loss / self.accumulate if self.accumulate > 1 else loss).backward()
                 if number % self.accumulate == 0 or number == len(parts):
@@ -243,14 +244,18 @@ class Training:
                     if self._averaged is not None:
                         self._averaged.update(self.model)
                 total += loss.detach() * len(batch.y)
-                if time.monotonic() - reported >= PROGRESS_SECONDS:
-                    self._report(step=number, steps=len(parts))
-                    reported = time.monotonic()
+                seen += len(batch.y)
+                if (now := time.monotonic()) - reported >= PROGRESS_SECONDS:
+                    speed = seen / (now - began)
+                    self._report(step=number, steps=len(parts), images_per_second=speed)
+                    reported = now
+        if reported > began:  # validation takes long as well
+            self._report(activity="validating", step=len(parts), steps=len(parts))
         return self._mean_loss(total, sum(len(part) for part in parts))
 
     def _report(self, **progress: object) -> None:
-        epochs = {"epoch": self._epoch, "epochs": self.config.epochs}
-        self.ctx.report(stage=self.name, **epochs, **progress, **self.where)
+        known = {"activity": "training", "epoch": self._epoch, "epochs": self.config.epochs}
+        self.ctx.report(stage=self.name, **{**known, **progress}, **self.where)
 
     def _draw_epoch(self) -> list[Tensor]:
         """Draw which samples the epoch visits, batch by batch."""
@@ -273,7 +278,8 @@ class Training:
         """Return the model that the epoch is scored by: the averaged one, where there is one."""
         if self._averaged is None:
             return self.model
-        with isolated_randomness(self.ctx.seed(self.name, "norms", self._epoch), self.ctx.device):
+        device, seed = self.ctx.device, self.ctx.seed(self.name, "norms", self._epoch)
+        with isolated_randomness(seed, device), mixed_precision(device):
             return self._averaged.update_batch_norm(self.model, self.set_mode, self._norm_images())
 
     def _norm_images(self) -> Iterator[Tensor]:

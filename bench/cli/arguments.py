@@ -26,6 +26,8 @@ def launch_options(arguments: Namespace) -> LaunchOptions:
         keep_models=arguments.keep_models,
         audit=arguments.audit,
         resume=arguments.resume,
+        threads=arguments.threads,
+        device=arguments.device,
     )
 
 

@@ -96,6 +96,10 @@ def _selection(parser: ArgumentParser) -> None:
 def _launching(parser: ArgumentParser) -> None:
     """Add what says how runs are carried out, whichever verb named them."""
     _number(parser, "--workers", None, "worker processes on this machine")
+    meaning = "cores of one run, a LeNet's aside (default: $OMP_NUM_THREADS, or all that are free)"
+    _number(parser, "--threads", None, meaning)
+    meaning = "cpu, cuda (one GPU for each worker) or cuda:N (default: GPUs where there are any)"
+    parser.add_argument("--device", metavar="NAME", help=meaning)
     meaning = "which runs: those without a result (default), those that failed, all, or none"
     parser.add_argument("--rerun", choices=RERUN, default="missing", help=meaning)
     _number(parser, "--retries", 0, "try a failed run up to N times more")

@@ -45,7 +45,7 @@ def launch(
     if profile is None or cluster is None:
         if not own:
             return []
-        workers = min(len(own), workers or default_workers(own))
+        workers = min(len(own), workers or default_workers(own, options.device))
         with progress_display(len(own)) as display:
             return run_pool(FixedJobs(own), options, workers, display, retries)
     from bench.launch.slurm import submit

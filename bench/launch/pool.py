@@ -21,8 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-import torch
-
+from bench.devices import gpus_of, show_one_gpu
 from bench.job import Job
 from bench.launch.progress import Display
 from bench.process import (
@@ -30,6 +29,7 @@ from bench.process import (
     available_cores,
     begin_as_child,
     count_oom_kills,
+    default_threads,
     starting_a_child,
     worker_exit_error,
 )
@@ -129,10 +129,10 @@ class Worker:
         self.pipe.close()
 
 
-def default_workers(jobs: Sequence[Job]) -> int:
+def default_workers(jobs: Sequence[Job], device: str = "cpu") -> int:
     """Return how many processes to use: one a GPU, one a core for small networks, else one."""
-    if torch.cuda.is_available():
-        return min(len(jobs), torch.cuda.device_count())
+    if gpus := gpus_of(device):
+        return min(len(jobs), len(gpus))
     if all(job.backbone().name in SMALL_NETWORKS for job in jobs):
         return max(1, min(len(jobs), available_cores()))
     return 1
@@ -300,13 +300,12 @@ class _Pool:
 
 
 def _shares(options: RunOptions, workers: int) -> list[RunOptions]:
-    """Divide GPUs and cores among the workers."""
-    threads = max(1, available_cores() // workers)
-    gpus = torch.cuda.device_count() if options.device.startswith("cuda") else 0
-    return [
-        replace(options, threads=threads, device=f"cuda:{i % gpus}" if gpus else options.device)
-        for i in range(workers)
-    ]
+    """Divide GPUs and cores among the workers; each is shown one GPU, which is then its first."""
+    threads = options.threads or default_threads(workers)
+    own = replace(options, threads=threads)
+    if not (gpus := gpus_of(options.device)):
+        return [own] * workers
+    return [replace(own, device="cuda", gpu=gpus[i % len(gpus)]) for i in range(workers)]
 
 
 def _start_server() -> None:
@@ -343,6 +342,8 @@ def _start(attempt: Attempt, options: RunOptions, slot: int) -> Worker:
 def _work(pipe: Connection, job: Job, options: RunOptions, final: bool) -> None:
     """Run one job in a worker process; the launcher hears how it goes and what came of it."""
     begin_as_child()
+    if options.gpu is not None:
+        show_one_gpu(options.gpu)
 
     def report(progress: Values) -> str | None:
         try:

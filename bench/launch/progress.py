@@ -18,6 +18,7 @@ from bench.record import Record, Status
 from datasets.config import Values
 from datasets.dataset import Progress
 
+BETWEEN_STEPS = ("validating", "auditing")  # what is done at the end of an epoch
 PREPARATION_SECONDS = 5.0  # between two lines about preparation, where there is no terminal
 QUIET_SECONDS = 30.0  # how often plain lines tell how far a running job is
 
@@ -97,14 +98,15 @@ class LiveTable(Display):
 
     def _table(self) -> Table:
         title = f"{self.done} of {self.total} {self.noun} finished"
-        columns = ("run", "stage", "epoch", "selection", "running for", "left in stage")
+        columns = ("run", "stage", "epoch", "images/s", "selection", "running for", "left in stage")
         table = Table(*columns, title=title, title_justify="left")
         for run_id, (began, progress) in list(self._running.items()):  # drawn in another thread
             value, end = _number(progress, "selection"), _number(progress, "expected_end")
             table.add_row(
                 run_id,
-                str(progress.get("stage", "")),
+                _stage(progress),
                 _epoch_cell(progress),
+                f"{speed:.3g}" if (speed := _number(progress, "images_per_second")) else "",
                 f"{value:.2f}" if value is not None else "",
                 f"{time.monotonic() - began:.0f} s",
                 f"{max(0.0, end - time.time()):.0f} s" if end is not None else "",
@@ -176,15 +178,34 @@ class Pace:
 
 def describe(progress: Values) -> str:
     """Return in a few words how far a job is."""
-    stage = str(progress.get("stage", ""))
     if "epoch" not in progress:
-        return stage
-    step = f", step {progress['step']}/{progress.get('steps')}" if "step" in progress else ""
+        done = f" {progress['done']}/{progress.get('total')}" if "done" in progress else ""
+        return f"{_stage(progress)}{done}"
+    between = progress.get("activity") in BETWEEN_STEPS
+    within = "step" in progress and not between
+    step = f", step {progress['step']}/{progress.get('steps')}" if within else ""
     value, end = _number(progress, "selection"), _number(progress, "expected_end")
+    speed = _number(progress, "images_per_second")
+    images = f", {speed:.3g} images/s" if speed is not None and not between else ""
     selection = f", selection {value:.2f}" if value is not None else ""
+    left = f", {_duration(end - time.time())} left" if end else ""
     until = f", until about {time.strftime('%H:%M', time.localtime(end))}" if end else ""
     epoch = f"{_epoch_number(progress)}/{progress.get('epochs')}"
-    return f"{stage} epoch {epoch}{step}{selection}{until}"
+    return f"{_stage(progress)} epoch {epoch}{step}{images}{selection}{left}{until}"
+
+
+def _stage(progress: Values) -> str:
+    """Return what is being done: `training erm`, `auditing erm`, `loading`."""
+    words = progress.get("activity", ""), progress.get("stage", "")
+    return " ".join(str(word) for word in words if word)
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in the largest unit that it has two of."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def result_line(record: Record) -> str:

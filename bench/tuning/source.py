@@ -14,15 +14,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from bench.api import expand_on_disk, setting_text
+from bench.devices import choose_device
 from bench.evaluation import granted_metrics
 from bench.job import FIRST_DEVELOPMENT_SEED, Job, Request, expand, identity_changes
 from bench.launch import prepare
 from bench.launch.pool import run_pool
 from bench.launch.progress import progress_display
-from bench.process import available_cores
 from bench.record import Metrics, Record, Selection, Status
 from bench.runner import RunOptions
 from bench.tuning import TRIALS
@@ -106,8 +104,7 @@ class Tuning:
         return RunOptions(
             data_root=self.data_root.resolve(),
             results=self.folder.resolve(),
-            device="cuda" if torch.cuda.is_available() else "cpu",
-            threads=available_cores(),
+            device=choose_device(None),
             isolate=isolate,
             steered=self.prune,
         )

@@ -31,7 +31,7 @@ from methods.nct.config import NctConfig, PwgaGroups, Strategy
 from methods.nct.depth import Proxy, choose_depth, pseudo_auroc, pseudo_wga, tolerance
 from methods.nct.routing import predicted_leaves, route
 from methods.nct.tree import FittedTree, Heads, Tree
-from methods.prediction import EvalImages, evaluation_mode, predict_with
+from methods.prediction import EvalImages, evaluation_mode, mixed_precision, predict_with
 from methods.presets import preset_config
 from methods.selection import Selection
 from methods.training import Batch, Sampler, Training, isolated_randomness, shuffled
@@ -135,9 +135,10 @@ class CachedParents:
     def __call__(self, model: nn.Module, images: EvalImages) -> Tensor:
         """Compute the leaf logits of a split."""
         assert isinstance(model, Tree)
-        with torch.no_grad(), evaluation_mode(model):
+        leaves = model.leaves
+        device = next(leaves.parameters()).device
+        with torch.no_grad(), evaluation_mode(model), mixed_precision(device):
             self.features = self.features or [model.parent_features(batch)[0] for batch in images]
-            leaves = model.leaves
             outputs = [leaves.masked(leaves(state)[1]).float() for state in self.features]
         return torch.cat(outputs).cpu()
 

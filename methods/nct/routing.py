@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from datasets.base import Task
+from datasets.resident import batches
 from methods.base import Context
 from methods.nct.tree import Tree
-from methods.prediction import EvalImages, batch_size_for, evaluation_mode, predict_with
+from methods.prediction import (
+    EvalImages,
+    batch_size_for,
+    evaluation_mode,
+    mixed_precision,
+    predict_with,
+)
 
 RoutingImages = Literal["augmented", "clean"]
 
@@ -58,10 +65,11 @@ def predicted_leaves(tree: Tree, task: Task, ctx: Context, images: RoutingImages
         return predict_with(tree, EvalImages(task.train.images, task.eval_transform)).argmax(1)
     generator = ctx.generator("nct", "route", tree.depth)
     leaves = []
-    with torch.no_grad(), evaluation_mode(tree):
-        size = batch_size_for(task.train_transform, task.train.images)
-        for index in torch.arange(len(task.train)).split(size):
-            batch = task.train_transform(task.train.images.batch(index), generator)
+    size = batch_size_for(task.train_transform, task.train.images)
+    parts = torch.arange(len(task.train)).split(size)
+    with torch.no_grad(), evaluation_mode(tree), mixed_precision(ctx.device):
+        for raw in batches(task.train.images, parts):
+            batch = task.train_transform(raw, generator)
             batch = batch.contiguous(memory_format=torch.channels_last)
             leaves.append(tree(batch).argmax(dim=1).cpu())
     return torch.cat(leaves)

@@ -144,7 +144,10 @@ def test_wrong_words_are_errors_before_any_work(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{"workers": 0}, {"retries": -1}, {"rerun": "often"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"workers": 0}, {"threads": 0}, {"device": "tpu"}, {"retries": -1}, {"rerun": "often"}],
+)
 def test_ways_to_run_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         LaunchOptions(**options)

@@ -13,7 +13,12 @@ import torch
 
 from bench import process
 from bench.job import NO_DATA, Request, expand
-from bench.process import count_oom_kills, launcher_signals, worker_exit_error
+from bench.process import (
+    count_oom_kills,
+    default_threads,
+    launcher_signals,
+    worker_exit_error,
+)
 from bench.record import failed_record
 
 COUNT_FAULTS = """
@@ -97,3 +102,18 @@ def test_workers_in_a_slurm_task_leave_its_warnings_to_the_task(
     assert launcher_signals() == {signal.SIGINT}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert launcher_signals() == {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2}
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"), [("2", 2), ("3,1", 3), ("", 4), ("0", 4), ("many", 4), (None, 4)]
+)
+def test_threads_are_those_of_openmp_or_a_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, threads: int
+) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert default_threads(2) == threads
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert default_threads(20) == 1

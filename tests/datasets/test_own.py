@@ -65,6 +65,17 @@ def test_images_of_several_sizes_stay_in_a_file(tmp_path: Path) -> None:
     assert (data.facts.backbone, data.facts.pretrained) == ("resnet18", True)
 
 
+def test_photos_stay_in_a_file_even_if_of_one_size(tmp_path: Path) -> None:
+    """What a run takes is not to grow with their number."""
+    write_planted(tmp_path / "shapes", count=30)
+    options = AddOptions(backbone="resnet18", resolution=96)
+    add("shapes", tmp_path / "shapes", tmp_path / "data", options)
+    use_data_root(tmp_path / "data")
+    dataset = get_dataset("shapes")
+    data = dataset.load(tmp_path / "data", dataset.config_type())
+    assert all(isinstance(split.images, MappedImages) for split in data.splits.values())
+
+
 def test_copies_of_an_image_stay_in_one_split(tmp_path: Path) -> None:
     write_planted(tmp_path / "shapes", count=60)
     for file in sorted((tmp_path / "shapes").rglob("*.png")):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from datasets.images import ImageBatch, MemoryImages
+from datasets.photos import photo_transforms
 from datasets.transforms import (
     Axis,
     PaddedRandomCrop,
@@ -22,6 +23,7 @@ from datasets.transforms import (
     Transform,
     WholeImage,
     resample,
+    resize_one_by_one,
 )
 from methods.torchvision_shim import declare_missing_operators
 
@@ -363,3 +365,60 @@ def test_sizes_of_the_output() -> None:
     assert (square.shape, square.pixels, square.values) == ((32, 32), 1024, 3 * 1024)
     with pytest.raises(ValueError, match="ResizedCentreCrop cannot make images"):
         Transform(ResizedCentreCrop(32), 32, MEAN, STD, columns=16)
+
+
+@pytest.mark.parametrize("side", [96, 224])
+def test_photos_are_pils_to_the_last_rounding(side: int) -> None:
+    """By torch's filter for bytes on a processor, and by products elsewhere."""
+    images = [picture(*size, seed=index) for index, size in enumerate(SIZES)]
+    batch = batch_of(images)
+    height, width = batch.pixels.shape[2:]
+    for transform in photo_transforms(side):
+        rows, columns = transform.axes(batch.sizes, generator(2))
+        ours = resize_one_by_one(batch.pixels, rows, columns, side, side)
+        matrices = rows.matrix(height, side), columns.matrix(width, side)
+        products = resample(batch.pixels, *matrices, rounded=True)
+        differs = (ours - products).abs()
+        assert differs.max() <= 1 and (differs > 0).float().mean() < 0.01
+        for slot, image in enumerate(images):
+            place, down = box(rows, columns, slot), int(rows.offset[slot])
+            size = [rows.resized, columns.resized]
+            expected = as_pixels(F.resized_crop(Image.fromarray(image), *place, size))
+            expected = expected[:, down : down + side, down : down + side]
+            expected = F.hflip(expected) if columns.flip[slot] else expected
+            differs = (ours[slot] - expected).abs()
+            assert differs.max() <= 2 and (differs > 0).float().mean() < 0.05
+
+
+def test_photos_alone_are_rounded() -> None:
+    batch = batch_of([picture(*size, seed=index) for index, size in enumerate(SIZES)])
+    plain = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
+    for transform in photo_transforms(96):
+        rounded = replace(transform, **plain)(batch, generator())
+        assert torch.allclose(rounded, rounded.round(), atol=1e-3)
+        exact = replace(transform, **plain, rounded=False)(batch, generator())
+        assert 0.2 < (exact - rounded).abs().mean() < 0.4
+
+
+def test_upside_down_and_mirrored_photos() -> None:
+    batch = batch_of([picture(*size, seed=index) for index, size in enumerate(SIZES)])
+    rows, columns = RandomResizedCrop().axes(batch.sizes, 64, generator())
+    plain = resize_one_by_one(batch.pixels, rows, columns, 64, 64)
+    down = torch.tensor([True, False, True, False, True])
+    across = torch.tensor([True, True, False, False, True])
+    flipped = replace(rows, flip=down), replace(columns, flip=across)
+    turned = resize_one_by_one(batch.pixels, *flipped, 64, 64)
+    for slot in range(len(SIZES)):
+        expected = plain[slot].flip(1) if down[slot] else plain[slot]
+        assert torch.equal(turned[slot], expected.flip(2) if across[slot] else expected)
+
+
+def test_the_cut_of_a_photo_does_not_hang_on_its_batch() -> None:
+    batch = batch_of([picture(*size, seed=index) for index, size in enumerate(SIZES)])
+    _, transform = photo_transforms(96)
+    together = transform(batch)
+    for slot, (height, width) in enumerate(SIZES):
+        alone = ImageBatch(
+            batch.pixels[slot : slot + 1, :, :height, :width], batch.sizes[slot, None]
+        )
+        assert torch.equal(transform(alone)[0], together[slot])

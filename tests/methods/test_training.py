@@ -305,7 +305,10 @@ class TestProgress:
         monkeypatch.setattr("methods.training.time.monotonic", lambda: next(clock))
         seen = self.reports(toy_task, make_context())
         within = [(row["epoch"], row["step"], row["steps"]) for row in seen if "step" in row]
-        assert within == [(0, 2, 3), (1, 2, 3)]
+        assert within == [(0, 2, 3), (0, 3, 3), (1, 2, 3), (1, 3, 3)]
+        doing = [row["activity"] for row in seen]
+        assert doing == ["training", "validating", "training"] * 2
+        assert {row["images_per_second"] for row in seen if row.get("step") == 2} == {2 * 20 / 12}
         assert all("selection" not in row for row in seen if "step" in row)
 
 

@@ -480,7 +480,7 @@ def test_nothing_outlives_the_launcher(
 
 
 def test_default_workers(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
     lenets = jobs_of("erm", digits_root, tuple(range(5)))
@@ -489,20 +489,72 @@ def test_default_workers(digits_root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     resnet = {"name": "resnet18", "pretrained": False}
     other = replace(lenets[0], config=replace(lenets[0].config, backbone=resnet))
     assert default_workers([*lenets, other]) == 1
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert default_workers(lenets) == 2
-    assert default_workers(lenets[:1]) == 1
+    assert default_workers(lenets, "cuda") == 2
+    assert default_workers(lenets[:1], "cuda") == 1
+    assert default_workers(lenets, "cuda:1") == 1
+    assert default_workers(lenets, "cpu") == 3
+
+
+def test_workers_have_the_threads_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    options = RunOptions(Path("data"), Path("results"))
+    assert [share.threads for share in pool._shares(options, 2)] == [3, 3]
+    assert [share.threads for share in pool._shares(replace(options, threads=5), 2)] == [5, 5]
+
+
+def test_photos_use_the_threads_and_lenets_one(
+    digits_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (lenet,) = jobs_of("erm", digits_root, (0,))
+    other = {"name": "resnet18", "pretrained": False}
+    resnet = replace(lenet, config=replace(lenet.config, backbone=other))
+    options = RunOptions(Path("data"), Path("results"))
+    assert (options.threads_for(lenet), options.threads_for(resnet)) == (1, 8)
+    options = replace(options, threads=3)
+    assert (options.threads_for(lenet), options.threads_for(resnet)) == (1, 3)
 
 
 def test_workers_share_gpus_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     options = RunOptions(Path("data"), Path("results"))
     assert [(s.threads, s.device) for s in pool._shares(options, 3)] == [(2, "cpu")] * 3
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     shares = pool._shares(replace(options, device="cuda"), 3)
-    assert [share.device for share in shares] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [(share.device, share.gpu) for share in shares] == [
+        *(("cuda", "0"), ("cuda", "1"), ("cuda", "0"))
+    ]
+    shares = pool._shares(replace(options, device="cuda:1"), 2)
+    assert [(share.device, share.gpu) for share in shares] == [("cuda", "1")] * 2
     assert {share.threads for share in pool._shares(options, 20)} == {1}
+
+
+def test_a_worker_is_shown_its_own_gpu_alone(
+    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the run begins, and so before anything can touch another one."""
+    seen: list[tuple[str | None, str]] = []
+
+    def run(job: Job, options: RunOptions, report: object, *, final: bool) -> str:
+        seen.append((os.environ.get("CUDA_VISIBLE_DEVICES"), options.device))
+        return "record"
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")  # is put back when the test ends
+    monkeypatch.setattr(pool, "run_job", run)
+    monkeypatch.setattr(pool, "begin_as_child", lambda: None)
+    (job,) = jobs_of("erm", digits_root, (0,))
+    options = RunOptions(digits_root, tmp_path, device="cuda")
+    shares = pool._shares(options, 2)
+    ours, theirs = multiprocessing.Pipe()
+    for share in (*shares, replace(options, device="cpu")):
+        pool._work(theirs, job, share, True)
+        assert ours.recv() == "record"
+    assert seen == [("GPU-a", "cuda"), ("GPU-b", "cuda"), ("GPU-b", "cpu")]
 
 
 def test_a_broken_method_does_not_end_the_fork_server() -> None:

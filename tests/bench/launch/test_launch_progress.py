@@ -6,6 +6,8 @@ import io
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,6 +16,10 @@ from bench.job import FIRST_DEVELOPMENT_SEED, NO_DATA, Job, Request, expand
 from bench.launch import progress
 from bench.launch.progress import LiveTable, Pace, PlainProgress, describe, result_line
 from bench.record import Failure, Metrics, Outcome, Record, Selection, Status
+from bench.runner import RunOptions, report_decoding, run_job
+from bench.store import Store
+from datasets.config import Values
+from methods import training
 from methods.base import Supervision
 
 FIGURES = {"val": {"wga": 61.0, "avg": 71.0}, "test": {"wga": 62.0, "avg": 72.0}}
@@ -136,3 +142,52 @@ def test_the_live_table_keeps_the_score_while_an_epoch_runs(job: Job) -> None:
     table.finished(job, done(job, 0))  # two trials can be the same run
     assert table.done == 2
     assert "WGA 62.0" in sink.getvalue()
+
+
+def test_what_a_run_is_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "localtime", time.gmtime)
+    monkeypatch.setattr(time, "time", lambda: 45_000.0 - 900)
+    decoding = {"stage": "decoding birds train", "done": 500, "total": 4795}
+    assert describe(decoding) == "decoding birds train 500/4795"
+    epoch = {"stage": "erm", "epoch": 3, "epochs": 20, "step": 40, "steps": 80}
+    now = {**epoch, "images_per_second": 131.62, "expected_end": 45_000.0}
+    assert describe({**now, "activity": "training"}) == (
+        "training erm epoch 4/20, step 40/80, 132 images/s, 15 min left, until about 12:30"
+    )
+    for activity in ("validating", "auditing"):
+        assert describe({**epoch, "activity": activity}) == f"{activity} erm epoch 4/20"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-3, "0 s"), (119, "119 s"), (120, "2 min"), (7300, "2 h")]
+)
+def test_times_in_units_of_which_there_are_two(seconds: float, text: str) -> None:
+    assert progress._duration(seconds) == text
+
+
+def test_a_run_reports_what_it_does(
+    digits_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where epochs are long, here from the first step on, its end is told apart as well."""
+    monkeypatch.setattr(training, "PROGRESS_SECONDS", 0.0)
+    (job,) = expand(Request(("erm",), ("umnist",), (0,), digits_root, quick=True))
+    seen: list[Values] = []
+    options = RunOptions(digits_root, tmp_path, isolate=False)
+    record = run_job(job, options, lambda values: seen.append(dict(values)))
+    assert record.done
+    doing = [str(values.get("activity", values["stage"])) for values in seen]
+    assert [name for name, _ in groupby(doing)] == [
+        "loading",
+        *["training", "validating", "auditing"] * 2,
+        "training",
+        "evaluating",
+    ]
+    assert all(values["images_per_second"] > 0 for values in seen if "images_per_second" in values)
+    assert Store(tmp_path).progress(job.run_id) == {}, "it has ended"
+
+
+def test_decoding_is_reported_now_and_then() -> None:
+    seen: list[Values] = []
+    for done in range(1, 1201):
+        report_decoding(lambda values: seen.append(values), "decoding train", done, 1200)
+    assert [values["done"] for values in seen] == [500, 1000]
