@@ -22,6 +22,7 @@ from bench.job import (
     Request,
     Unsuited,
     expand,
+    input_notes,
     locate,
     parse_names,
     parse_seeds,
@@ -474,6 +475,8 @@ def run_jobs(
         resume_anyway=how.resume == "anyway",
     )
     log_unreadable(grid.unreadable(), log)
+    for note in input_notes(jobs):
+        log(note)
     log(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
     if not todo:
         return grid

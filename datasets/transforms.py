@@ -3,8 +3,9 @@
 Cropping, zero padding, flipping and antialiased bilinear resizing are all linear in the pixels and
 separable, so an augmented image is `rows @ pixels @ columns^T`. The matrices of a whole batch are
 computed at once from a few numbers per image, and two batched products do the rest, on any device
-and for images of different sizes. The filter is the triangle filter of PIL (and of torchvision
-with antialias), so a given crop box gives the same pixels as the usual per-sample pipeline.
+and for images of different sizes. The filter is PIL's triangle (and torchvision's with antialias), or
+its cubic one where a network's weights expect that, so a given crop box gives the same pixels as
+the usual per-sample pipeline.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from datasets.images import ImageBatch
 
+Interpolation = Literal["bilinear", "bicubic"]
+
+CUBIC = -0.5  # sharpness of the cubic filter, as PIL has it
 TRIES = 10  # as torchvision: this many draws of a crop box before falling back to the centre
 
 
@@ -42,7 +47,7 @@ class Axis:
     flip: Tensor
     padding: int = 0
 
-    def matrix(self, source: int, output: int) -> Tensor:
+    def matrix(self, source: int, output: int, interpolation: Interpolation = "bilinear") -> Tensor:
         """Weights, one (output x source) matrix per image."""
         device = self.start.device
         position = torch.arange(output, device=device, dtype=torch.float32)
@@ -54,10 +59,18 @@ class Axis:
         pixel = torch.arange(-self.padding, source + self.padding, device=device).float()
         inside = (pixel >= self.start[:, None]) & (pixel < (self.start + self.length)[:, None])
         distance = (pixel + 0.5) - centre[:, :, None]
-        weight = (1 - distance.abs() / scale.clamp(min=1.0)[:, :, None]).clamp_(min=0.0)
+        distance = distance.abs() / scale.clamp(min=1.0)[:, :, None]
+        weight = cubic(distance) if interpolation == "bicubic" else (1 - distance).clamp_(min=0.0)
         weight *= inside[:, None, :]
         weight /= weight.sum(-1, keepdim=True)
         return weight[:, :, self.padding : self.padding + source]
+
+
+def cubic(distance: Tensor) -> Tensor:
+    """Return the cubic filter's weights at distances of at least 0, in pixels."""
+    near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance.square() + 1
+    far = CUBIC * (((distance - 5) * distance + 8) * distance - 4)
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
 
 
 @dataclass(frozen=True)
@@ -187,6 +200,7 @@ class Transform:
     std: tuple[float, ...]
     hflip: bool = False
     vflip: bool = False
+    interpolation: Interpolation = "bilinear"
 
     @property
     def values(self) -> int:
@@ -199,7 +213,10 @@ class Transform:
             return self.batched(batch, [len(batch.pixels)], generator)
         rows, columns = self.axes(batch.sizes, generator)
         height, width = batch.pixels.shape[2:]
-        matrices = rows.matrix(height, self.resolution), columns.matrix(width, self.resolution)
+        matrices = (
+            axis.matrix(length, self.resolution, self.interpolation)
+            for axis, length in ((rows, height), (columns, width))
+        )
         return self._normalised(resample(batch.pixels, *matrices))
 
     def batched(
@@ -215,7 +232,7 @@ class Transform:
             return torch.cat([self(part, generator) for part in parts])
         chosen = self.draw(counts, _given(generator))
         matrices = [
-            _every_matrix(self.cut, source, self.resolution, chosen.device)[flips, ways]
+            self._matrices(source, self.resolution, chosen.device)[flips, ways]
             for source, flips, ways in zip(batch.pixels.shape[2:], *chosen, strict=True)
         ]
         return self._normalised(resample(batch.pixels, *matrices))
@@ -247,12 +264,17 @@ class Transform:
         assert isinstance(self.cut, ResizedRandomCrop)
         side = self.cut.resize
         matrices = [
-            _every_matrix(self.cut, source, side, pixels.device)[0].expand(len(pixels), -1, -1)
+            self._matrices(source, side, pixels.device)[0].expand(len(pixels), -1, -1)
             for source in pixels.shape[2:]
         ]
         return self._normalised(resample(pixels, *matrices))
 
+    def _matrices(self, source: int, output: int, device: torch.device) -> Tensor:
+        return _every_matrix(self.cut, source, output, device, self.interpolation)
+
     def _normalised(self, pixels: Tensor) -> Tensor:
+        if self.interpolation == "bicubic":  # it goes beyond what a pixel can be, beside edges
+            pixels = pixels.clamp_(0.0, 255.0)
         factor, shift = _normalisation(self.mean, self.std, pixels.device)
         return pixels.mul_(factor).sub_(shift)
 
@@ -270,12 +292,14 @@ class Transform:
 
 
 @cache
-def _every_matrix(cut: Cut, source: int, output: int, device: torch.device) -> Tensor:
+def _every_matrix(
+    cut: Cut, source: int, output: int, device: torch.device, interpolation: Interpolation
+) -> Tensor:
     """Weights of every way to cut an axis, first as it is, then flipped."""
     assert isinstance(cut, PaddedRandomCrop | ResizedRandomCrop)
     every = cut.every(source, output, device)
     flipped = replace(every, flip=~every.flip)
-    return torch.stack([every.matrix(source, output), flipped.matrix(source, output)])
+    return torch.stack([axis.matrix(source, output, interpolation) for axis in (every, flipped)])
 
 
 def _given(generator: torch.Generator | None) -> torch.Generator:
