@@ -163,25 +163,30 @@ class ExpectedCost:
 def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, StageSeconds]:
     """Return, by run id, the mean seconds of the stages of finished runs like it.
 
-    Those are the runs of the same method and dataset that are as quick.
+    Those are the runs of the same method and dataset that are as quick, on frozen features or not.
     """
-    summed: dict[tuple[str, str, bool], dict[str, float]] = {}
-    runs: Counter[tuple[str, str, bool]] = Counter()
+    summed: dict[tuple[object, ...], dict[str, float]] = {}
+    runs: Counter[tuple[object, ...]] = Counter()
+
+    def kind(job: Job) -> tuple[object, ...]:
+        return job.method, job.dataset, job.quick, job.network().frozen
+
     for record in records:
         if record.done and not record.details.get("stack"):
-            key = record.job.method, record.job.dataset, record.job.quick
+            key = kind(record.job)
             runs[key] += 1
             own = summed.setdefault(key, {})
             for stage in record.cost.stages:
                 own[stage.name] = own.get(stage.name, 0.0) + stage.seconds_standalone
     means = {key: {name: s / runs[key] for name, s in own.items()} for key, own in summed.items()}
-    keys = {job.run_id: (job.method, job.dataset, job.quick) for job in jobs}
+    keys = {job.run_id: kind(job) for job in jobs}
     return {run_id: means[key] for run_id, key in keys.items() if key in means}
 
 
 def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> ExpectedCost:
     """Return what jobs cost; where they disagree on a shared stage, its mean counts."""
     from bench.context import stage_address
+    from bench.features import STAGE as FEATURES
     from methods.base import get_method
 
     standalone, unknown = 0.0, 0
@@ -195,5 +200,9 @@ def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> E
         for stage in get_method(job.method).stages(job.method_config()):
             own = stages.get(stage.name, 0.0)
             shared.setdefault(stage_address(job, stage), []).append(own)
+        if job.network().frozen:
+            network = {k: v for k, v in job.config.backbone.items() if k != "head"}
+            key = f"{job.fingerprint} {job.config.dataset} {network} {job.quick}"
+            shared.setdefault(key, []).append(stages.get(FEATURES, 0.0))
     saved = sum(sum(own) - statistics.fmean(own) for own in shared.values())
     return ExpectedCost(standalone - saved, standalone, unknown)

@@ -34,7 +34,7 @@ from datasets.base import BackboneSpec, Facts, LabelledSplit, LoadedData
 from datasets.config import as_plain
 from datasets.dataset import Progress
 from datasets.errors import BenchError
-from datasets.features import MappedRows, RowTransform
+from datasets.features import FeatureRows, MappedRows, RowTransform
 from datasets.files import (
     RESULTS,
     Damaged,
@@ -54,7 +54,7 @@ from datasets.pixels import pixel_digest
 from datasets.resident import batches
 from methods.backbones import build_backbone
 from methods.base import Fitted
-from methods.prediction import batch_size_for
+from methods.prediction import EvalImages, batch_size_for, predict
 
 VERSION = 1  # of the features: raised when they come out differently
 STAGE = "features"  # what records call the cost of making them
@@ -116,6 +116,16 @@ def row_facts(facts: Facts, length: int) -> Facts:
     """Return the facts of a dataset whose images were turned into rows of that length."""
     look = RowTransform(length=length)
     return replace(facts, channels=length, train_transform=look, eval_transform=look)
+
+
+def features_in_memory(network: nn.Module, data: LoadedData) -> LoadedData:
+    """Return data with features in the place of images; nothing is kept on disk."""
+    splits = {}
+    for name, part in data.splits.items():
+        images = EvalImages(part.images, data.facts.eval_transform, TOGETHER)
+        splits[name] = LabelledSplit(part.labels, FeatureRows(predict(network, images)))
+    length = next(iter(splits.values())).images.batch(torch.tensor([0])).pixels.shape[1]
+    return replace(data, facts=row_facts(data.facts, length), splits=splits)
 
 
 @dataclass(frozen=True)

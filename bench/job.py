@@ -245,7 +245,7 @@ def expand(
         for method in methods:
             own_kind = kind_of(facts, backbone) if kind == "own" or frozen else ""
             asked, recorded = preset_names(method, name, request.preset, own_kind, frozen=frozen)
-            config = _method_config(method, name, request, by_owner, kind, asked)
+            config = _method_config(method, name, request, by_owner, kind, asked, frozen=frozen)
             unsuited = why_unsuited(method, config, facts, frozen=frozen)
             if unsuited is not None:
                 if not request.all_methods:
@@ -254,7 +254,8 @@ def expand(
                     left_out.append(unsuited)
                 continue
             values = as_plain(config)
-            preset = as_plain(_method_config(method, name, request, {}, kind, asked))
+            usual_config = _method_config(method, name, request, {}, kind, asked, frozen=frozen)
+            preset = as_plain(usual_config)
             changed = identity_changes(
                 {**shared, method.name: values}, {**usual, method.name: preset}
             )
@@ -293,10 +294,14 @@ def _method_config(
     overrides: Mapping[str, Mapping[str, str]],
     kind: DataKind,
     asked: str,
+    *,
+    frozen: bool,
 ) -> Any:
     """Build a method's configuration: defaults, then the preset, then the user's overrides."""
     folder, quick = request.presets, request.quick
-    preset = preset_values(method, dataset, asked, folder=folder, quick=quick, data_kind=kind)
+    preset = preset_values(
+        method, dataset, asked, folder=folder, quick=quick, data_kind=kind, frozen=frozen
+    )
     values = with_overrides(preset, overrides.get(method.name, {}))
     config = build_config(method.config_type, values, method.name)
     return config.quick() if quick and hasattr(config, "quick") else config

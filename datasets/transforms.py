@@ -3,9 +3,9 @@
 Cropping, zero padding, flipping and antialiased bilinear resizing are all linear in the pixels and
 separable, so an augmented image is `rows @ pixels @ columns^T`. The matrices of a whole batch are
 computed at once from a few numbers per image, and two batched products do the rest, on any device
-and for images of different sizes. The filter is PIL's triangle (and torchvision's with antialias), or
-its cubic one where a network's weights expect that, so a given crop box gives the same pixels as
-the usual per-sample pipeline.
+and for images of different sizes. The filter is the triangle filter of PIL (and of torchvision
+with antialias), or their cubic one where a network's weights expect that, so a given crop box gives
+the same pixels as the usual per-sample pipeline.
 """
 
 from __future__ import annotations

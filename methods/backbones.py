@@ -274,7 +274,7 @@ def check_input(name: str, *, rows: bool, data: str, resolution: int = LENET_SID
 
 
 def check_frozen(name: str, *, rows: bool, data: str) -> None:
-    """Refuse to freeze what has no weights to begin with, and features that are features already."""
+    """Refuse to freeze a network that has no weights, and to make features of features."""
     if rows:
         raise UsageError(
             f"{data} has rows of features, which need no network to be made",
