@@ -19,7 +19,7 @@ import bench
 from bench import features
 from bench.cost import expected_totals, stage_seconds
 from bench.features import on_features
-from bench.job import Job, Request, expand, input_notes
+from bench.job import Job, Request, expand, input_notes, why_unsuited
 from bench.models import load_model
 from bench.runner import RunOptions, fit_task, load_data, run_job
 from bench.store import Store
@@ -30,6 +30,7 @@ from datasets.dataset import silent
 from datasets.errors import UsageError
 from datasets.features import FeatureRows
 from methods.backbones import build_backbone
+from methods.base import get_method
 from methods.prediction import EvalImages, predict
 
 NETWORK, LENGTH, SIDE = "resnet10t", 512, 32
@@ -278,6 +279,18 @@ def test_heads_and_frozen_networks_are_runs_of_their_own(root: Path) -> None:
     assert len({frozen.run_id, mlp.run_id, tuned.run_id}) == 3
     assert "frozen" not in tuned.config.backbone and "head" not in tuned.config.backbone
     assert frozen.overrides.keys() >= {"backbone.frozen", "backbone.weights"}
+
+
+def test_a_method_for_images_alone_is_refused_or_left_out(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(get_method("exmap")), "takes_rows", False)
+    with pytest.raises(UsageError, match="exmap works on images, and frozen features are rows"):
+        jobs_of(root, "exmap")
+    config = get_method("exmap").config_type()
+    rows = features.row_facts(load_data(jobs_of(root)[0], root).facts, LENGTH)
+    unsuited = why_unsuited(get_method("exmap"), config, rows)
+    assert unsuited is not None and "waterbirds has rows of features" in unsuited.reason
 
 
 WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
