@@ -88,11 +88,11 @@ def prepare_features(jobs: Sequence[Job], options: RunOptions) -> None:
     from bench.runner import load_data
     from bench.store import Store
 
-    kinds = {
-        (job.dataset, str(job.config.dataset), str(job.config.backbone), job.splits, job.quick): job
-        for job in jobs
-        if job.network().frozen
-    }
+    kinds: dict[object, Job] = {}
+    for job in jobs:
+        if job.network().frozen:
+            config = str(job.config.dataset), str(job.config.backbone)
+            kinds.setdefault((job.dataset, *config, job.splits, job.quick), job)
     with preparation_bar() as bar:
         for job in kinds.values():
             on_features(
