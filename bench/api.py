@@ -24,6 +24,7 @@ from bench.job import (
     Request,
     Unsuited,
     expand,
+    input_notes,
     locate,
     parse_names,
     parse_seeds,
@@ -511,6 +512,8 @@ def run_jobs(
         threads=how.threads,
     )
     log_unreadable(grid.unreadable(), log)
+    for note in input_notes(jobs):
+        log(note)
     log(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
     if not todo:
         return grid

@@ -165,7 +165,8 @@ class ExpectedCost:
 def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, StageSeconds]:
     """Return, by run id, the mean seconds of the stages of finished runs like it.
 
-    Those are the runs of the same method, dataset, network and resolution that are as quick.
+    Those are the runs of the same method, dataset, network and resolution, as quick, and on frozen
+    features or not.
     """
     summed: dict[tuple[object, ...], dict[str, float]] = {}
     runs: Counter[tuple[object, ...]] = Counter()
@@ -184,12 +185,13 @@ def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, S
 def _kind(job: Job) -> tuple[object, ...]:
     """Return what runs have in common that cost about as much as each other."""
     network, look = job.config.backbone.get("name"), job.config.dataset.get("resolution")
-    return job.method, job.dataset, job.quick, network, look
+    return job.method, job.dataset, job.quick, network, look, job.network().frozen
 
 
 def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> ExpectedCost:
     """Return what jobs cost; where they disagree on a shared stage, its mean counts."""
     from bench.context import stage_address
+    from bench.features import STAGE as FEATURES
     from methods.base import get_method
 
     standalone, unknown = 0.0, 0
@@ -203,5 +205,9 @@ def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> E
         for stage in get_method(job.method).stages(job.method_config()):
             own = stages.get(stage.name, 0.0)
             shared.setdefault(stage_address(job, stage), []).append(own)
+        if job.network().frozen:
+            network = {k: v for k, v in job.config.backbone.items() if k != "head"}
+            key = f"{job.fingerprint} {job.config.dataset} {network} {job.quick}"
+            shared.setdefault(key, []).append(stages.get(FEATURES, 0.0))
     saved = sum(sum(own) - statistics.fmean(own) for own in shared.values())
     return ExpectedCost(standalone - saved, standalone, unknown)

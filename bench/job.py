@@ -23,6 +23,7 @@ from datasets.config import (
     Values,
     as_plain,
     build_config,
+    coerce,
     identity_values,
     read_stored,
     with_overrides,
@@ -32,8 +33,16 @@ from datasets.errors import DataMissing, UsageError, did_you_mean
 from datasets.fetch import get_command
 from datasets.files import digest
 from datasets.weights_source import FETCHED_BACKBONES, find_weights
-from methods.backbones import LENETS, SMALL_NETWORKS, check_backbone, check_input
+from methods.backbones import (
+    LENETS,
+    SMALL_NETWORKS,
+    check_backbone,
+    check_frozen,
+    check_input,
+    check_network,
+)
 from methods.base import Method, Supervision, get_method, load_methods
+from methods.network_input import NetworkInput, given_input, input_for
 from methods.presets import KINDS, has_preset, preset_values
 
 NO_DATA = Path(os.devnull)  # a data root under which nothing is found: real data is meant
@@ -43,6 +52,7 @@ SEED_DIGITS = 18  # so that tables keep every seed in 64 bits
 MOST_SEEDS = 10_000  # more are a mistake, such as a seed that was meant as one of a list
 DEFAULT_PRESET = "default"
 """The preset of a method that has none for a dataset or its kind: the defaults of its config."""
+NO_IDENTITY = ("weights", "input_ignored")  # of a backbone's settings: a path, and a remark
 KIND_PREFIX = "kind-"  # of the recorded name of a preset that is for a kind of data
 
 # Names in record.json, where they differ from those of the fields.
@@ -113,18 +123,24 @@ class Job:
             "config": {
                 "method": identity_values(self.method_config()),
                 "dataset": identity_values(self.dataset_config()),
-                "backbone": {k: v for k, v in self.config.backbone.items() if k != "weights"},
+                "backbone": {k: v for k, v in self.config.backbone.items() if k not in NO_IDENTITY},
             },
             "fingerprint": self.fingerprint,
             "seed": self.seed,
             "quick": self.quick,
         }
 
-    def backbone(self) -> BackboneSpec:
-        """Return the network as a task carries it."""
+    def network(self) -> BackboneSpec:
+        """Return the network that images go through."""
         values = self.config.backbone
-        known = {name: values[name] for name in ("name", "pretrained", "weights") if name in values}
-        return build_config(BackboneSpec, known, "backbone")
+        known = ("name", "pretrained", "weights", "frozen", "head")
+        own = {name: values[name] for name in known if name in values}
+        return build_config(BackboneSpec, own, "backbone")
+
+    def backbone(self) -> BackboneSpec:
+        """Return the network as a task carries it: of a frozen one, what is on its features."""
+        network = self.network()
+        return BackboneSpec(network.head) if network.frozen else network
 
     def command(self) -> str:
         """Return the command that runs this job alone."""
@@ -218,25 +234,34 @@ def expand(
         facts = dataset.info_on_disk(settings, place)
         root = request.data_root
         usually = facts.backbone, facts.pretrained
-        backbone = resolve_backbone(*usually, by_owner.get("backbone", {}), root)
-        shared = {name: as_plain(settings), "backbone": backbone}
+        kind = "release" if place is None else place.data_kind
+        changes = by_owner.get("backbone", {})
+        asked_frozen = coerce(changes.get("frozen", False), bool, "backbone.frozen")
+        if asked_frozen:
+            check_frozen(changes.get("name", facts.backbone), rows=facts.rows, data=name)
+        backbone = resolve_backbone(*usually, changes, root)
         shape = facts.eval_transform.shape
         check_input(str(backbone["name"]), rows=facts.rows, data=name, shape=shape)
         preset_backbone = resolve_backbone(*usually, {}, root)
+        backbone |= resolve_input(facts, backbone, kind, changes.get("input", "auto"))
+        preset_backbone |= resolve_input(facts, preset_backbone, kind, "auto")
+        shared = {name: as_plain(settings), "backbone": backbone}
         usual = {name: as_plain(dataset.config_type()), "backbone": preset_backbone}
-        kind = "release" if place is None else place.data_kind
+        frozen = "frozen" in backbone
         for method in methods:
-            own_kind = kind_of(facts, backbone) if kind == "own" else ""
-            asked, recorded = preset_names(method, name, request.preset, own_kind)
-            config = _method_config(method, name, request, by_owner, kind, asked)
-            if (unsuited := why_unsuited(method, config, facts)) is not None:
+            own_kind = kind_of(facts, backbone) if kind == "own" or frozen else ""
+            asked, recorded = preset_names(method, name, request.preset, own_kind, frozen=frozen)
+            config = _method_config(method, name, request, by_owner, kind, asked, frozen=frozen)
+            unsuited = why_unsuited(method, config, facts, frozen=frozen)
+            if unsuited is not None:
                 if not request.all_methods:
                     raise UsageError(unsuited.reason, unsuited.remedy)
                 if left_out is not None:
                     left_out.append(unsuited)
                 continue
             values = as_plain(config)
-            preset = as_plain(_method_config(method, name, request, {}, kind, asked))
+            usual_config = _method_config(method, name, request, {}, kind, asked, frozen=frozen)
+            preset = as_plain(usual_config)
             changed = identity_changes(
                 {**shared, method.name: values}, {**usual, method.name: preset}
             )
@@ -275,21 +300,28 @@ def _method_config(
     overrides: Mapping[str, Mapping[str, str]],
     kind: DataKind,
     asked: str,
+    *,
+    frozen: bool,
 ) -> Any:
     """Build a method's configuration: defaults, then the preset, then the user's overrides."""
     folder, quick = request.presets, request.quick
-    preset = preset_values(method, dataset, asked, folder=folder, quick=quick, data_kind=kind)
+    preset = preset_values(
+        method, dataset, asked, folder=folder, quick=quick, data_kind=kind, frozen=frozen
+    )
     values = with_overrides(preset, overrides.get(method.name, {}))
     config = build_config(method.config_type, values, method.name)
     return config.quick() if quick and hasattr(config, "quick") else config
 
 
-def preset_names(method: Method, dataset: str, asked: str, own_kind: str) -> tuple[str, str]:
+def preset_names(
+    method: Method, dataset: str, asked: str, own_kind: str, *, frozen: bool = False
+) -> tuple[str, str]:
     """Return which preset's values a run takes, and the name under which that is recorded.
 
-    A user's own data has no presets: there `paper` is the one for its kind.
+    A user's own data has no presets: there `paper` is the one for its kind. Nor do the paper's
+    fit a head on frozen features, since they are for training whole networks.
     """
-    if asked == "paper" and not has_preset(method, dataset):
+    if asked == "paper" and (frozen or not has_preset(method, dataset)):
         if not own_kind or not has_preset(method, dataset, own_kind):
             return asked, DEFAULT_PRESET
         asked = own_kind
@@ -298,15 +330,17 @@ def preset_names(method: Method, dataset: str, asked: str, own_kind: str) -> tup
 
 def kind_of(facts: Facts, backbone: Values) -> str:
     """Return the kind of data and network by which a preset is chosen for a user's own data."""
-    if facts.rows:
+    if facts.rows or "frozen" in backbone:
         return "features"
     if backbone["name"] in LENETS:
         return "digits"
     return "pretrained" if backbone["pretrained"] else "scratch"
 
 
-def why_unsuited(method: Method, config: Any, facts: Facts) -> Unsuited | None:
-    """Return why a method cannot run on a dataset, if it cannot."""
+def why_unsuited(
+    method: Method, config: Any, facts: Facts, *, frozen: bool = False
+) -> Unsuited | None:
+    """Return why a method cannot run on a dataset, or on frozen features of it, if it cannot."""
     tier = method.supervision(config)
     needs = [s for s, needed in (("train", tier.train_groups), ("val", tier.val_groups)) if needed]
     if hidden := [split for split in needs if split not in facts.group_splits]:
@@ -323,11 +357,12 @@ def why_unsuited(method: Method, config: Any, facts: Facts) -> Unsuited | None:
             if can
             else "register the data with --groups COLUMN, or leave the method out",
         )
-    if facts.rows and not method.takes_rows:
+    if (facts.rows or frozen) and not method.takes_rows:
+        given = "frozen features are" if frozen else f"{facts.name} has"
         return Unsuited(
             method.name,
             facts.name,
-            f"{method.name} works on images, and {facts.name} has rows of features",
+            f"{method.name} works on images, and {given} rows of features",
             "leave the method out",
         )
     return None
@@ -336,14 +371,34 @@ def why_unsuited(method: Method, config: Any, facts: Facts) -> Unsuited | None:
 def resolve_backbone(
     default: str, pretrained: bool, overrides: Mapping[str, str], root: Path
 ) -> dict[str, object]:
-    """Describe the network; ImageNet weights are known by their digest, not by their path."""
-    usual = {"name": default, "pretrained": pretrained}
+    """Describe the network; ImageNet weights are known by their digest, not by their path.
+
+    Weights that are given are used, and a network that stays frozen starts from weights.
+    """
+    needs = overrides.get("weights", "none") not in ("none", "None", "")
+    needs = needs or coerce(overrides.get("frozen", False), bool, "backbone.frozen")
+    usual = {"name": default, "pretrained": pretrained or needs}
     asked = build_config(BackboneSpec, {**usual, **overrides}, "backbone")
     name, weights = asked.name, asked.weights
     if name != default:
         check_backbone(name)
     if weights is not None and not Path(weights).is_file():
         raise UsageError(f"backbone.weights: there is no file {weights}", "give a weights file")
+    if needs and not asked.pretrained:
+        what = "frozen features are those of weights" if asked.frozen else "a weights file is given"
+        raise UsageError(
+            f"{what}, and backbone.pretrained=false asks for a network without any",
+            "leave backbone.pretrained out",
+        )
+    if weights is not None and name in SMALL_NETWORKS:
+        raise UsageError(
+            f"{name} takes no weights file", "leave backbone.weights out, or name the --backbone"
+        )
+    if not asked.frozen and "head" in overrides:
+        raise UsageError(
+            "backbone.head is the network on frozen features, and nothing is frozen here",
+            "add --features, or leave backbone.head out",
+        )
     pretrained = asked.pretrained and name not in SMALL_NETWORKS
     spec: dict[str, object] = {"name": name, "pretrained": pretrained}
     if spec["pretrained"]:
@@ -354,13 +409,49 @@ def resolve_backbone(
         if weights and path:
             with path.open("rb") as source:
                 spec["weights_sha256"] = hashlib.file_digest(source, "sha256").hexdigest()[:16]
+    if asked.frozen:
+        spec |= {"frozen": True, "head": asked.head}
     return spec
 
 
-def require_weights(jobs: Iterable[Job], root: Path) -> None:
-    """Fail before any work if a job needs ImageNet weights that are not on disk."""
+def resolve_input(facts: Facts, backbone: Values, kind: DataKind, asked: str) -> dict[str, object]:
+    """Return how images are brought to a network whose weights expect another way than the data's.
+
+    `input` is the network's way, where that is taken; `input_ignored` says what it would be, where
+    the data's own way is.
+    """
+    asked = coerce(asked, Literal["auto", "data", "network"], "backbone.input")
+    if not backbone["pretrained"] or (wanted := input_for(facts, str(backbone["name"]))) is None:
+        return {}
+    if asked == "network" or (asked == "auto" and kind == "own"):
+        return {"input": wanted.plain()}
+    given = given_input(facts)
+    assert given is not None  # else there would be no difference
+    return {"input_ignored": "; ".join(wanted.differences(given))}
+
+
+def input_notes(jobs: Iterable[Job]) -> list[str]:
+    """Return, for each network whose weights expect other images than the data's, what is done."""
+    notes: dict[str, None] = {}
     for job in jobs:
-        backbone = job.backbone()
+        backbone = job.config.backbone
+        where = f"note: {job.dataset}: the weights of {backbone['name']} expect"
+        if "input" in backbone:
+            own = NetworkInput.from_plain(backbone["input"])
+            notes[f"{where} {own.describe()}, and images are brought to it so"] = None
+        elif "input_ignored" in backbone:
+            notes[
+                f"{where} {backbone['input_ignored']}; images are brought to it as the data says "
+                "(--set backbone.input=network changes that)"
+            ] = None
+    return list(notes)
+
+
+def require_weights(jobs: Iterable[Job], root: Path) -> None:
+    """Fail before any work if ImageNet weights that a job needs are not on disk or do not fit."""
+    checked: set[object] = set()
+    for job in jobs:
+        backbone = job.network()
         if backbone.pretrained and backbone.weights is None:
             known = backbone.name in FETCHED_BACKBONES
             fetch = f"{get_command('weights', root)}, or " if known else ""
@@ -368,8 +459,14 @@ def require_weights(jobs: Iterable[Job], root: Path) -> None:
                 f"{job.dataset} starts from ImageNet weights ({backbone.name}), which are not "
                 "on disk",
                 f"{fetch}--set backbone.weights=FILE, or train from "
-                "scratch with --set backbone.pretrained=false",
+                "scratch with --set backbone.pretrained=false"
+                if not backbone.frozen
+                else f"{fetch}--set backbone.weights=FILE",
             )
+        if (key := (backbone, job.dataset, str(job.config.dataset))) not in checked:
+            checked.add(key)
+            facts = get_dataset(job.dataset).facts(job.dataset_config())
+            check_network(backbone, facts.channels, facts.eval_transform.resolution)
 
 
 def overrides_without(overrides: Mapping[str, str], owners: Set[str]) -> dict[str, str]:

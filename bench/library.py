@@ -20,8 +20,9 @@ from torch import Tensor
 
 from bench.arrays import Samples, to_samples
 from bench.context import RunSettings
+from bench.features import OnFeatures, features_in_memory
 from bench.fitting import FitFailed, FitTask, fit_here
-from bench.job import kind_of, resolve_backbone, why_unsuited
+from bench.job import kind_of, resolve_backbone, resolve_input, why_unsuited
 from bench.models import FittedModel, ModelCard, label_numbers
 from datasets.base import BackboneSpec, Facts, LabelledSplit, Labels, LoadedData
 from datasets.config import Values, build_config, require, with_overrides
@@ -32,8 +33,17 @@ from datasets.images import Images
 from datasets.own import SHIFT, SMALL_SIDE
 from datasets.photos import IMAGENET_MEAN, IMAGENET_STD, photo_transforms
 from datasets.transforms import PaddedRandomCrop, ResizedCentreCrop, Transform
-from methods.backbones import LENET_SHAPES, LENETS, SMALL_NETWORKS, check_input
-from methods.base import Method, Supervision, get_method, load_methods
+from methods.backbones import (
+    LENET_SHAPES,
+    LENETS,
+    SMALL_NETWORKS,
+    build_backbone,
+    check_frozen,
+    check_input,
+    check_network,
+)
+from methods.base import Fitted, Method, Supervision, get_method, load_methods
+from methods.network_input import with_input
 from methods.presets import KINDS, preset_values
 
 NAME = "arrays"  # where a dataset's name stands in messages
@@ -67,8 +77,9 @@ def fit(
         val: the same, for the choice of the epoch and for what else a method does with validation.
         seed: of all that is random.
         backbone: `lenet4`, `lenet5` or a timm name, which is trained from scratch; a `BackboneSpec`
-            for one that starts from weights; `linear` or `mlp` for rows. By default a LeNet for
-            small images, else a ResNet-18; an MLP for rows.
+            for one that starts from weights, or stays frozen as they are (`frozen=True`); `linear`
+            or `mlp` for rows. By default a LeNet for small images, else a ResNet-18; an MLP for
+            rows.
         resolution: the side of the square that the network sees; by default a LeNet's, or the
             images' own. From 24 pixels on they are shifted in training, above 64 cropped and
             flipped instead.
@@ -81,17 +92,28 @@ def fit(
     samples = {"train": to_samples(train, "train"), "val": to_samples(val, "val")}
     labels, data = load_arrays(samples)
     spec = _backbone(backbone, samples["train"].images)
-    data = replace(data, facts=_with_network(data.facts, spec, samples["train"].images, resolution))
-    network = {"name": spec.name, "pretrained": spec.pretrained}
-    config = _config(known, preset or kind_of(data.facts, network), settings)
+    facts = _with_network(data.facts, spec, samples["train"].images, resolution)
+    network = {name: value for name, value in asdict(spec).items() if value}
+    network |= {"pretrained": spec.pretrained}
+    facts = with_input(facts, resolve_input(facts, network, "own", spec.input))
+    data = replace(data, facts=facts)
+    config = _config(known, preset or kind_of(facts, network), settings)
     granted = known.supervision(config)
     _require_groups(known, granted, samples)
-    if (unsuited := why_unsuited(known, config, data.facts)) is not None:
+    unsuited = why_unsuited(known, config, facts, frozen=spec.frozen)
+    if unsuited is not None:
         raise UsageError(unsuited.reason, unsuited.remedy)
-    fitted = _fit(known, config, granted, data, spec, seed, log)
+    check_network(spec, facts.channels, facts.eval_transform.resolution)
+    if spec.frozen:
+        body = build_backbone(spec, facts.channels).eval()
+        rows = features_in_memory(body, data)
+        head = _fit(known, config, granted, rows, BackboneSpec(spec.head), seed, log)
+        fitted: Fitted = OnFeatures(body.to(next(head.module.parameters()).device), head)
+    else:
+        fitted = _fit(known, config, granted, data, spec, seed, log)
     fitted.module.eval()
-    card = ModelCard.of(data.facts, known.name, known.version_of(config), config, spec)
-    return FittedModel(fitted, replace(card, labels=labels), data.facts.eval_transform)
+    card = ModelCard.of(facts, known.name, known.version_of(config), config, spec)
+    return FittedModel(fitted, replace(card, labels=labels), facts.eval_transform)
 
 
 def load_arrays(samples: Mapping[str, Samples]) -> tuple[tuple[Any, ...], LoadedData]:
@@ -160,6 +182,9 @@ def _backbone(wanted: str | BackboneSpec | None, images: Images) -> BackboneSpec
     check_input(spec.name, rows=rows, data="x")
     asked = {"pretrained": str(spec.pretrained).lower()}
     asked |= {"weights": spec.weights} if spec.weights else {}
+    if spec.frozen:
+        check_frozen(spec.name, rows=rows, data="x")
+        asked |= {"frozen": "true", "head": spec.head}
     found = resolve_backbone("", False, {"name": spec.name, **asked}, default_data_root())
     if found["pretrained"] and found["weights"] is None:
         raise DataMissing(
@@ -168,7 +193,7 @@ def _backbone(wanted: str | BackboneSpec | None, images: Images) -> BackboneSpec
             f"backbone='{spec.name}'",
         )
     values = {name: value for name, value in found.items() if name != "weights_sha256"}
-    return build_config(BackboneSpec, values, "backbone")
+    return build_config(BackboneSpec, {**values, "input": spec.input}, "backbone")
 
 
 def _longer_side(images: Images) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bench.arrays import find_image_files, read_batches, read_rows, to_images
+from bench.features import OnFeatures, split_weights
 from bench.record import SCHEMA_VERSION, Record
 from bench.resources import published_folder
 from bench.store import MODEL, Store
@@ -31,7 +32,8 @@ from datasets.features import RowTransform
 from datasets.files import Damaged, atomic_file, read_checked, to_json
 from datasets.images import ImageBatch, Images
 from datasets.transforms import Cut, Transform
-from methods.base import Fitted, NetworkSpec, get_method
+from methods.backbones import build_backbone
+from methods.base import Fitted, Method, NetworkSpec, get_method
 from methods.prediction import EvalImages
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 METADATA = "nct-bench"  # the key in a model file's metadata
 FORMAT = 1
+FROZEN_FORMAT = 2  # of models with a frozen network, which earlier versions cannot read
 Label = int | str
 CUTS = {cut.__name__: cut for cut in get_args(Cut)}
 
@@ -73,13 +76,14 @@ class ModelCard:
     def of(
         facts: Facts, method: str, version: int, config: Any, backbone: BackboneSpec
     ) -> ModelCard:
-        """Describe a model of a dataset; its labels are the names of the classes."""
+        """Describe a model of a dataset's images (or rows); its labels are the classes' names."""
+        frozen = {"frozen": True, "head": backbone.head} if backbone.frozen else {}
         return ModelCard(
             method=method,
             version=version,
             config=as_plain(config),
             # The kept weights are complete: ImageNet's are not needed again.
-            backbone={"name": backbone.name},
+            backbone={"name": backbone.name, **frozen},
             labels=facts.classes,
             classes=facts.classes,
             codes=facts.codes or facts.classes,
@@ -87,22 +91,23 @@ class ModelCard:
             transform=transform_to_json(facts.eval_transform),
             dataset=facts.name,
             protocol=facts.protocol,
+            format=FROZEN_FORMAT if frozen else FORMAT,
         )
 
     @staticmethod
     def of_job(job: Job, facts: Facts) -> ModelCard:
         """Describe the model of a run."""
-        return ModelCard.of(facts, job.method, job.version, job.method_config(), job.backbone())
+        return ModelCard.of(facts, job.method, job.version, job.method_config(), job.network())
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata of a model's file."""
-        return {METADATA: to_json({**vars(self), "format": FORMAT})}
+        return {METADATA: to_json(vars(self))}
 
     @staticmethod
     def from_metadata(text: str) -> ModelCard:
         """Read them back."""
         raw = json.loads(text)
-        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        if not isinstance(raw, dict) or raw.get("format") not in (FORMAT, FROZEN_FORMAT):
             raise Damaged("it was written by a later version: update nct-bench to read it")
         return build_config(ModelCard, raw, "model")
 
@@ -110,11 +115,23 @@ class ModelCard:
         """Build the model and fill it."""
         method = get_method(self.method)
         config = read_stored(method.config_type, self.config, self.method)
-        spec = NetworkSpec(
-            build_config(BackboneSpec, self.backbone, "backbone"), self.channels, self.codes
-        )
-        fitted = method.load_fitted(spec, config, weights)
+        network = build_config(BackboneSpec, self.backbone, "backbone")
+        if network.frozen:
+            fitted: Fitted = self._on_features(method, config, network, weights)
+        else:
+            spec = NetworkSpec(network, self.channels, self.codes)
+            fitted = method.load_fitted(spec, config, weights)
         return FittedModel(fitted, self, transform_from_json(self.transform), record)
+
+    def _on_features(
+        self, method: Method, config: Any, network: BackboneSpec, weights: dict[str, Tensor]
+    ) -> OnFeatures:
+        """Build the frozen network and the head on its features."""
+        body = build_backbone(replace(network, pretrained=False), self.channels)
+        of_network, of_head = split_weights(weights)
+        body.load_state_dict(of_network)
+        spec = NetworkSpec(BackboneSpec(network.head), body.dim, self.codes)
+        return OnFeatures(body.eval(), method.load_fitted(spec, config, of_head))
 
 
 def transform_to_json(transform: Transform) -> dict[str, object]:
@@ -134,7 +151,8 @@ def transform_from_json(raw: Values) -> Transform:
     own = {name: value for name, value in cut.items() if name != "kind"}
     built: Cut = build_config(CUTS[str(cut["kind"])], own, "cut")
     kinds = field_types(Transform)
-    rest = {name: coerce(raw[name], kinds[name], name) for name in kinds if name != "cut"}
+    named = [name for name in kinds if name != "cut" and name in raw]  # earlier files lack some
+    rest = {name: coerce(raw[name], kinds[name], name) for name in named}
     return Transform(built, **rest)
 
 

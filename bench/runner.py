@@ -25,6 +25,7 @@ from bench.evaluation import (
     history_table,
     predict_splits,
 )
+from bench.features import on_features, with_network
 from bench.fitting import FitFailed, FitProcess, FitResult, FitTask, fit_here
 from bench.job import Job
 from bench.launch.progress import Pace
@@ -37,6 +38,7 @@ from bench.record import (
     Outcome,
     Record,
     Selection,
+    StageCost,
     Status,
     Unreadable,
     code_of,
@@ -44,7 +46,7 @@ from bench.record import (
     new_record,
 )
 from bench.store import Store
-from datasets.base import LoadedData
+from datasets.base import Facts, LoadedData
 from datasets.catalogue import get_dataset
 from datasets.config import Values
 from datasets.dataset import Progress, silent
@@ -55,6 +57,7 @@ from datasets.lock import Lock, LockBusy, LockLost
 from datasets.pixels import pixel_digest
 from methods.backbones import SMALL_NETWORKS
 from methods.base import get_method
+from methods.network_input import with_input
 
 WORKER = "bench-worker"
 """What the names of worker processes begin with: fresh processes, from which a fit is forked."""
@@ -184,8 +187,21 @@ def _run(
 
     report({"stage": "loading"})
     data = load_data(job, options.data_root, partial(report_decoding, report))
+    device = torch.device(options.device)
+    facts = data.facts
+    features: tuple[StageCost, ...] = ()
+    if job.network().frozen:
+
+        def show(what: str, done: int, total: int) -> None:
+            report({"stage": f"{what} {done}/{total}"})
+
+        later = options.not_before
+        torch.set_num_threads(options.threads)  # the network is not small, as the head is
+        data, cost = on_features(job, data, store, device=device, progress=show, not_before=later)
+        torch.set_num_threads(options.threads_for(job))
+        features = (cost,)
     given = fit_task(job, data, options, store)
-    data = data.to(torch.device(options.device))
+    data = data.to(device)
     audited = "test" in data.splits and options.audit_every != 0
     auditor = Auditor(data, store.audits, given.settings.code) if audited else None
 
@@ -197,9 +213,13 @@ def _run(
         auditor.look(key, where, val_outputs, module)
 
     fit = fit_here if fit_process is None else fit_process.fit
-    result = fit(given, report, look if audited else None)
+    try:
+        result = fit(given, report, look if audited else None)
+    except FitFailed as failed:
+        raise FitFailed(failed.error, (*features, *failed.stages)) from failed.error
+    result = replace(result, stages=(*features, *result.stages))
     report({"stage": "evaluating"})
-    return save_run(job, result, data, store, options)
+    return save_run(job, result, data, store, options, facts)
 
 
 def fit_task(job: Job, data: LoadedData, options: RunOptions, store: Store) -> FitTask:
@@ -255,7 +275,7 @@ def load_data(job: Job, root: Path, progress: Progress = silent) -> LoadedData:
             "plan the job again with the same --data-root"
             + (", and the same images in it" if job.data_kind == "subset" else ""),
         )
-    return data
+    return replace(data, facts=with_input(data.facts, job.config.backbone))
 
 
 def checked_details(details: Values) -> dict[str, object]:
@@ -277,9 +297,18 @@ def checked_details(details: Values) -> dict[str, object]:
 
 
 def save_run(
-    job: Job, result: FitResult, data: LoadedData, store: Store, options: RunOptions
+    job: Job,
+    result: FitResult,
+    data: LoadedData,
+    store: Store,
+    options: RunOptions,
+    images: Facts | None = None,
 ) -> Record:
-    """Evaluate what a fit left, and store the run."""
+    """Evaluate what a fit left, and store the run.
+
+    Where a network is frozen, `data` are its features and `images` the facts of what they are of: a
+    kept model has both the network and the head, and takes images.
+    """
     fitted, history = result.fitted, result.history
     details = checked_details(fitted.details)
     predictions, metrics = predict_splits(fitted, data)
@@ -312,8 +341,12 @@ def save_run(
         pixel_digest=data.pixel_digest or None,
     )
     record = replace(record, provenance=origin)
-    model = dict(fitted.module.state_dict()) if options.keep_models and not trial else None
-    about = ModelCard.of_job(job, data.facts).metadata() if model is not None else None
+    model, about = None, None
+    if options.keep_models and not trial:
+        seen, network = images or data.facts, job.network()
+        kept = with_network(fitted, network, seen.channels) if network.frozen else fitted
+        model = dict(kept.module.state_dict())
+        about = ModelCard.of_job(job, seen).metadata()
     tables = history_table(history), None if trial else predictions, partition
     store.write(record, *tables, model, about)
     store.delete_checkpoints(job.run_id)

@@ -21,7 +21,7 @@ from bench.reporting.collection import load_split
 from bench.reporting.html import data_url, tree_of
 from bench.slices import UNKNOWN, Analysis, Names, Slice, analyse
 from bench.store import MODEL, Store
-from datasets.base import Facts, LabelledSplit
+from datasets.base import LabelledSplit
 from datasets.catalogue import get_dataset
 from datasets.errors import BenchError, UsageError
 from datasets.photos import PhotoDataset
@@ -140,7 +140,7 @@ def slice_report(
         notes.append(f"There are no pictures: {error.message}.{remedy}")
     if split == "train":
         samples = _with_training_labels(samples, data)
-        samples, training = _with_training_predictions(samples, data, facts, record, store)
+        samples, training = _with_training_predictions(samples, data, record, store)
     samples = _judged(samples, split, judge, record)
     again = "test" if split == "val" and _reaches(samples, "test") else None
     files, columns = ({}, None) if data is None else _of_dataset(record, data_root)
@@ -289,7 +289,6 @@ def _with_training_labels(samples: pd.DataFrame, data: LabelledSplit | None) -> 
 def _with_training_predictions(
     samples: pd.DataFrame,
     data: LabelledSplit | None,
-    facts: Facts,
     record: Record,
     store: Store,
 ) -> tuple[pd.DataFrame, str]:
@@ -311,9 +310,8 @@ def _with_training_predictions(
             "Only training samples are in slices. Runs store no predictions of them, and the data "
             "for which the kept model could make them is not here."
         )
-    fitted = load_model(record.run_id, store.root).fitted
-    with torch.no_grad():
-        logits = predict(fitted.logits, EvalImages(data.images, facts.eval_transform))
+    model = load_model(record.run_id, store.root)
+    logits = predict(model.fitted.logits, EvalImages(data.images, model.transform))
     ids = data.labels.ids.numpy()
     found = pd.DataFrame(
         {"pred": logits.argmax(dim=1).numpy(), "confidence": confidence(logits.numpy())}, index=ids

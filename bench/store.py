@@ -2,6 +2,7 @@
 
 runs/<run id>/record.json, history.parquet, predictions.parquet, [model.safetensors]
 stages/<name>-<key>/     shared stages
+features/<name>-<key>/   what frozen networks made of images; a study's are those of its folder
 audits/                  what the audit saw of unfinished runs and of shared stages
 work/                    checkpoints of what is not finished
 damaged/                 what was found damaged and made again, with a line a piece in notes.jsonl
@@ -79,6 +80,8 @@ class Store:
         self.root = root
         self.runs = root / "runs"
         self.stages = root / "stages"
+        shared = root.parents[1] if root.parent.name == "studies" else root
+        self.features = shared / "features"
         self.work = root / "work"
         self.audits = root / "audits"
         self.launches = root / "launches"
@@ -101,6 +104,9 @@ class Store:
         """Remove what killed processes left of runs and stages that no process works at."""
         remove_stale_temporaries(self.runs, lambda run_id: self.lock(run_id).held())
         remove_stale_temporaries(self.stages, lambda stage: self._stage_lock(stage).held())
+        remove_stale_temporaries(
+            self.features, lambda name: Lock(self.features / f"{name}.lock").held()
+        )
         begun = [path.name for path in self.work.iterdir() if path.is_dir()]
         audited = [path.stem for path in self.audits.glob("*.jsonl")]
         for run_id in {*begun, *audited} & {*self.run_ids()}:

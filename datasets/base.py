@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from datasets.bounded import Bound
+from datasets.config import added
 from datasets.errors import BenchError, DataCorrupt
 from datasets.features import RowTransform
 from datasets.images import Images, MemoryImages
@@ -220,11 +221,19 @@ class BackboneSpec:
         name: `lenet4`, `lenet5`, or any timm model name.
         pretrained: start from ImageNet weights (ignored by the LeNets).
         weights: a weights file; None means the one `bench data get weights` fetched.
+        frozen: keep the network as its weights are, and train a head on its features.
+        head: the network that is trained on features then, `linear` or `mlp`.
+        input: whether images are brought to it as the dataset says (`data`) or as its weights
+            expect (`network`); `auto` is `network` for a user's own data, whose protocol says
+            nothing of that, and else `data`.
     """
 
     name: str
     pretrained: bool = False
     weights: str | None = None
+    frozen: bool = added(False)
+    head: Literal["linear", "mlp"] = added("linear")
+    input: Literal["auto", "data", "network"] = added("auto")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -47,6 +48,29 @@ class FeatureRows:
     def to(self, device: torch.device) -> FeatureRows:
         """Move the rows to `device`."""
         return FeatureRows(self.rows.to(device))
+
+
+class MappedRows(FeatureRows):
+    """Feature vectors in a file of float32 numbers, which need not stay in memory.
+
+    Between processes it travels as a path. What is cut out of them is copied.
+    """
+
+    def __init__(self, path: Path, count: int, length: int) -> None:
+        self.path, self.length = path, length
+        numbers = count * length
+        rows = torch.empty(0)
+        if numbers:
+            rows = torch.from_file(str(path), shared=False, size=numbers, dtype=torch.float32)
+        super().__init__(rows.view(count, length))
+
+    def to(self, device: torch.device) -> FeatureRows:
+        """Read the rows onto a device; on a CPU they stay where they are."""
+        return self if device.type == "cpu" else super().to(device)
+
+    def __reduce__(self) -> tuple[type[MappedRows], tuple[Path, int, int]]:
+        """Leave the numbers out: they are read again where the object arrives."""
+        return MappedRows, (self.path, len(self), self.length)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ Cropping, zero padding, flipping and antialiased bilinear resizing are all linea
 separable, so an augmented image is `rows @ pixels @ columns^T`. The matrices of a whole batch are
 computed at once from a few numbers per image, and two batched products do the rest, on any device
 and for images of different sizes. The filter is the triangle filter of PIL (and of torchvision
-with antialias), so a given crop box gives the same pixels as the usual per-sample pipeline.
+with antialias), or their cubic one where a network's weights expect that, so a given crop box gives
+the same pixels as the usual per-sample pipeline.
 
 Photographs are large against what is left of them, so that nearly all weights of such a matrix are
 zero. On a processor they are resized one after another, by torch's own filter on bytes, which skips
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +28,9 @@ from torch.nn import functional
 
 from datasets.images import ImageBatch
 
+Interpolation = Literal["bilinear", "bicubic"]
+
+CUBIC = -0.5  # sharpness of the cubic filter, as PIL has it
 TRIES = 10  # as torchvision: this many draws of a crop box before falling back to the centre
 
 
@@ -48,7 +53,7 @@ class Axis:
     flip: Tensor
     padding: int = 0
 
-    def matrix(self, source: int, output: int) -> Tensor:
+    def matrix(self, source: int, output: int, interpolation: Interpolation = "bilinear") -> Tensor:
         """Weights, one (output x source) matrix per image."""
         device = self.start.device
         position = torch.arange(output, device=device, dtype=torch.float32)
@@ -60,10 +65,18 @@ class Axis:
         pixel = torch.arange(-self.padding, source + self.padding, device=device).float()
         inside = (pixel >= self.start[:, None]) & (pixel < (self.start + self.length)[:, None])
         distance = (pixel + 0.5) - centre[:, :, None]
-        weight = (1 - distance.abs() / scale.clamp(min=1.0)[:, :, None]).clamp_(min=0.0)
+        distance = distance.abs() / scale.clamp(min=1.0)[:, :, None]
+        weight = cubic(distance) if interpolation == "bicubic" else (1 - distance).clamp_(min=0.0)
         weight *= inside[:, None, :]
         weight /= weight.sum(-1, keepdim=True)
         return weight[:, :, self.padding : self.padding + source]
+
+
+def cubic(distance: Tensor) -> Tensor:
+    """Return the cubic filter's weights at distances of at least 0, in pixels."""
+    near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance.square() + 1
+    far = CUBIC * (((distance - 5) * distance + 8) * distance - 4)
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
 
 
 @dataclass(frozen=True)
@@ -220,6 +233,7 @@ class Transform:
     vflip: bool = False
     columns: int = 0
     rounded: bool = False
+    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         if self.columns and not isinstance(self.cut, OBLONG):
@@ -245,10 +259,14 @@ class Transform:
         if self._has_discrete_offsets(batch):
             return self.batched(batch, [len(batch.pixels)], generator)
         rows, columns = self.axes(batch.sizes, generator)
-        if self.rounded and batch.pixels.device.type == "cpu":
-            return self._normalised(resize_one_by_one(batch.pixels, rows, columns, *self.shape))
         (height, width), (tall, wide) = batch.pixels.shape[2:], self.shape
-        matrices = rows.matrix(height, tall), columns.matrix(width, wide)
+        if self.rounded and batch.pixels.device.type == "cpu":
+            sides = tall, wide, self.interpolation
+            return self._normalised(resize_one_by_one(batch.pixels, rows, columns, *sides))
+        matrices = (
+            rows.matrix(height, tall, self.interpolation),
+            columns.matrix(width, wide, self.interpolation),
+        )
         return self._normalised(resample(batch.pixels, *matrices, rounded=self.rounded))
 
     def batched(
@@ -264,7 +282,7 @@ class Transform:
             return torch.cat([self(part, generator) for part in parts])
         chosen = self.draw(counts, _given(generator))
         matrices = [
-            _every_matrix(self.cut, source, output, chosen.device)[flips, ways]
+            self._matrices(source, output, chosen.device)[flips, ways]
             for source, output, flips, ways in zip(
                 batch.pixels.shape[2:], self.shape, *chosen, strict=True
             )
@@ -298,12 +316,17 @@ class Transform:
         assert isinstance(self.cut, ResizedRandomCrop)
         side = self.cut.resize
         matrices = [
-            _every_matrix(self.cut, source, side, pixels.device)[0].expand(len(pixels), -1, -1)
+            self._matrices(source, side, pixels.device)[0].expand(len(pixels), -1, -1)
             for source in pixels.shape[2:]
         ]
         return self._normalised(resample(pixels, *matrices))
 
+    def _matrices(self, source: int, output: int, device: torch.device) -> Tensor:
+        return _every_matrix(self.cut, source, output, device, self.interpolation)
+
     def _normalised(self, pixels: Tensor) -> Tensor:
+        if self.interpolation == "bicubic":  # it goes beyond what a pixel can be, beside edges
+            pixels = pixels.clamp_(0.0, 255.0)
         factor, shift = _normalisation(self.mean, self.std, pixels.device)
         return pixels.mul_(factor).sub_(shift)
 
@@ -323,12 +346,14 @@ class Transform:
 
 
 @cache
-def _every_matrix(cut: Cut, source: int, output: int, device: torch.device) -> Tensor:
+def _every_matrix(
+    cut: Cut, source: int, output: int, device: torch.device, interpolation: Interpolation
+) -> Tensor:
     """Weights of every way to cut an axis, first as it is, then flipped."""
     assert isinstance(cut, PaddedRandomCrop | ResizedRandomCrop)
     every = cut.every(source, output, device)
     flipped = replace(every, flip=~every.flip)
-    return torch.stack([every.matrix(source, output), flipped.matrix(source, output)])
+    return torch.stack([axis.matrix(source, output, interpolation) for axis in (every, flipped)])
 
 
 def _given(generator: torch.Generator | None) -> torch.Generator:
@@ -372,10 +397,17 @@ def resample(
 
 
 def _to_whole(values: Tensor) -> Tensor:
-    return values.add_(0.5).floor_()
+    return values.add_(0.5).floor_().clamp_(0.0, 255.0)  # a cubic filter goes beyond both
 
 
-def resize_one_by_one(pixels: Tensor, rows: Axis, columns: Axis, tall: int, wide: int) -> Tensor:
+def resize_one_by_one(
+    pixels: Tensor,
+    rows: Axis,
+    columns: Axis,
+    tall: int,
+    wide: int,
+    interpolation: Interpolation = "bilinear",
+) -> Tensor:
     """Cut and resize each image of a (B, C, H, W) uint8 batch by torch's filter for bytes.
 
     Boxes lie inside of the images and begin at whole pixels.
@@ -389,7 +421,7 @@ def resize_one_by_one(pixels: Tensor, rows: Axis, columns: Axis, tall: int, wide
         top, height, down, left, width, right = box
         part = pixels[slot : slot + 1, :, top : top + height, left : left + width]
         size = rows.resized, columns.resized
-        resized = functional.interpolate(part, size=size, mode="bilinear", antialias=True)
+        resized = functional.interpolate(part, size=size, mode=interpolation, antialias=True)
         window = resized[0, :, down : down + tall, right : right + wide]
         turned = [axis for axis, flipped in enumerate(flip, start=1) if flipped]
         result[slot] = window.flip(turned) if turned else window

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from datasets.base import BackboneSpec, Task
-from datasets.errors import DataCorrupt, DataMissing, UsageError
+from datasets.errors import UsageError
 from datasets.features import FeatureRows
 from methods.base import Context, Fitted, NetworkSpec
 from methods.torchvision_shim import declare_missing_operators, import_timm
 from methods.training import isolated_randomness
+from methods.weights_file import fitting_state, load_weights
 
 LENET_SHAPES = {"lenet4": (32, 32), "lenet5": (32, 32), "lenet5_tall": (64, 32)}
 """Rows and columns of the images that the LeNets' last layers are made for."""
@@ -35,6 +37,7 @@ ROW_NETWORKS = ("linear", "mlp")
 SMALL_NETWORKS = (*LENETS, *ROW_NETWORKS)  # without ImageNet weights, and fastest on one thread
 NO_SPREAD = 1e-12  # relative variance below which differences are rounding
 HIDDEN = 128  # units of `mlp`
+MEASURED = 2**27  # numbers whose mean and variance are computed at once, in double precision
 CONVOLUTIONS = 6  # layers of a LeNet before what is different in the two
 WIDENED = 3  # of them, up to the second convolution
 REGISTER = 8  # numbers that a vector register holds
@@ -159,8 +162,10 @@ class Standardise(nn.Module):
         self.register_buffer("scale", torch.ones(length))
 
     def measure(self, rows: Tensor) -> None:
-        """Take mean and variance of each number from rows, one by one a row."""
-        spread, mean = torch.var_mean(rows.double(), dim=0, correction=0)
+        """Take mean and variance of each number from rows, a few numbers at a time of many rows."""
+        together = max(1, MEASURED // max(1, len(rows)))
+        parts = [torch.var_mean(p.double(), dim=0, correction=0) for p in rows.split(together, 1)]
+        spread, mean = (torch.cat(found) for found in zip(*parts, strict=True))
         varies = spread > NO_SPREAD * mean.square().clamp(min=NO_SPREAD)
         self.mean.copy_(mean)
         self.scale.copy_(torch.where(varies, spread, 1.0).rsqrt() * varies)
@@ -290,6 +295,21 @@ def check_input(name: str, *, rows: bool, data: str, shape: tuple[int, int] = (0
     )
 
 
+def check_frozen(name: str, *, rows: bool, data: str) -> None:
+    """Refuse to freeze a network that has no weights, and to make features of features."""
+    if rows:
+        raise UsageError(
+            f"{data} has rows of features, which need no network to be made",
+            "leave --features (backbone.frozen) out; --backbone linear or mlp is the head on them",
+        )
+    if name in SMALL_NETWORKS:
+        raise UsageError(
+            f"{name} has no pretrained weights, so that there are no features of it to freeze",
+            "name a network of timm's and its weights, e.g. --backbone resnet18 "
+            "--set backbone.weights=FILE, or leave --features (backbone.frozen) out",
+        )
+
+
 def _convolutions(channels: int) -> tuple[nn.Module, ...]:
     return (
         *(nn.Conv2d(channels, 6, 5), Pool(), nn.ReLU()),
@@ -299,49 +319,69 @@ def _convolutions(channels: int) -> tuple[nn.Module, ...]:
 
 def _timm_backbone(spec: BackboneSpec, channels: int) -> Backbone:
     check_backbone(spec.name)
-    network = import_timm().create_model(
-        spec.name, pretrained=False, num_classes=0, in_chans=channels
-    )
+    network = _timm_network(spec.name, channels)
     if spec.pretrained:
-        load_weights(network, spec.weights)
-    return Backbone(network, int(network.num_features))
+        load_weights(network, spec.weights, spec.name)
+    return Backbone(network, _features_of(network))
 
 
-def load_weights(network: nn.Module, weights: str | None) -> None:
-    """Fill a network from a weights file, refusing one that does not fit it."""
-    if weights is None or not Path(weights).is_file():
-        raise DataMissing(
-            f"ImageNet weights are not on disk ({weights or 'no file given'})",
-            "python -m bench data get weights, or --set backbone.weights=FILE, or train from "
-            "scratch with --set backbone.pretrained=false",
-        )
-    state = _read_state(Path(weights))
-    wanted = set(network.state_dict())
-    state = {name: value for name, value in state.items() if name in wanted}
-    lacking = sorted(
-        name for name in wanted - set(state) if not name.endswith("num_batches_tracked")
+def _timm_network(name: str, channels: int) -> Any:
+    """Build a network of timm's without its classifier: images in, pooled features out.
+
+    A transformer takes images of any size that its patches divide; its position embeddings are
+    resized where that is not the size it is named for.
+    """
+    known = {"dynamic_img_size": True} if _can_resize_embeddings(name) else {}
+    return import_timm().create_model(
+        name, pretrained=False, num_classes=0, in_chans=channels, **known
     )
+
+
+@cache
+def _can_resize_embeddings(name: str) -> bool:
+    """Ask a network of timm's; it is built without data, so that nothing random is drawn."""
+    with torch.device("meta"):
+        return hasattr(import_timm().create_model(name, pretrained=False), "dynamic_img_size")
+
+
+def _features_of(network: Any) -> int:
+    """Return the length of the features; some networks widen them after the pooling."""
+    return int(getattr(network, "head_hidden_size", None) or network.num_features)
+
+
+def check_network(spec: BackboneSpec, channels: int, resolution: int) -> None:
+    """Refuse a network that cannot take images of this size, or a weights file that is another's.
+
+    Nothing is computed: the network is built without data. Networks for rows and LeNets have
+    nothing to check here.
+    """
+    if spec.name in SMALL_NETWORKS:
+        return
+    check_backbone(spec.name)
+    changed = Path(spec.weights).stat().st_mtime_ns if spec.pretrained and spec.weights else 0
+    _check_network(spec, channels, resolution, changed)
+
+
+@cache  # jobs share networks, and files are large
+def _check_network(spec: BackboneSpec, channels: int, resolution: int, changed: int) -> None:
+    with torch.device("meta"), isolated_randomness(0, torch.device("cpu")):
+        network = _timm_network(spec.name, channels)
+        image = torch.zeros(2, channels, resolution, resolution)
     try:
-        network.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        lacking = [str(error).splitlines()[-1].strip()]
-    if lacking:
-        raise DataCorrupt(
-            f"{weights} does not fit the backbone: {lacking[0]}"
-            + (f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""),
-            "give the weights of this very architecture",
-        )
-
-
-def _read_state(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-        return state
-    except Exception as error:
-        raise DataCorrupt(
-            f"{path} is not a readable weights file: {error}", "fetch it again"
+        with torch.no_grad():
+            found = tuple(network.eval()(image).shape)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            f"{spec.name} does not take images of side {resolution}: {reason}",
+            "give another --resolution (a multiple of the patches of a transformer), or another "
+            "--backbone",
         ) from error
+    if found != (2, _features_of(network)):
+        raise UsageError(
+            f"{spec.name} gives {found[1:]} for an image instead of {_features_of(network)} "
+            "features, so that no classifier can be put on it",
+            "choose a network for classification with --backbone",
+        )
+    if spec.pretrained and spec.weights:
+        fitting_state(network, Path(spec.weights), spec.name)

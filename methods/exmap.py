@@ -10,7 +10,8 @@ Deviations: every draw is seeded by the run, and a run retrains once (20 fits av
     torchvision's second set). More than two classes: the relevance is that of the predicted one of
     them all, and the layer is fitted one class against the rest. liblinear's objective is fitted to
     the optimum, and a penalty at the end of its grid compared with others beyond it, as for DFR. On
-    ISIC the penalty is chosen by the worst pair's AUROC.
+    ISIC the penalty is chosen by the worst pair's AUROC. On rows of features there are no pixels to
+    explain: the heatmap is the relevance of each feature.
 Version 2: that fit; version 1 had liblinear stop at 1e-2, as DFR's had (docs/protocol.md).
 
 Heatmaps are made by layer-wise relevance propagation with zennit: a prediction's relevance, 1, is
@@ -45,6 +46,7 @@ from methods.backbones import (
     LeNet,
     Pool,
     SingleNetworkMethod,
+    Standardise,
     WholeImageConv,
 )
 from methods.base import Context, Fitted, Method, Stage, StageResult, register
@@ -68,7 +70,7 @@ BATCH_PIXELS = 8 * 224**2  # 8 images of side 224 and 512 of side 28, as the aut
 EPSILON = 1e-6
 LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.ReLU, nn.Flatten, nn.Identity),
-    *(WholeImageConv, Pool, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    *(WholeImageConv, Pool, Standardise, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
 )
 """Layers with a rule, or whose gradient hands relevance down as it should be."""
 
@@ -144,7 +146,7 @@ def relevance(model: nn.Module, images: Tensor, gamma: float) -> Tensor:
     declare_missing_operators()  # zennit imports torchvision
     from zennit.attribution import Gradient
     from zennit.composites import LayerMapComposite, layer_map_base
-    from zennit.rules import Epsilon, Gamma, Norm
+    from zennit.rules import Epsilon, Gamma, Norm, Pass
     from zennit.types import Convolution
 
     rules = [
@@ -152,6 +154,7 @@ def relevance(model: nn.Module, images: Tensor, gamma: float) -> Tensor:
         (Convolution, Gamma(gamma, EPSILON)),
         (nn.Linear, Epsilon(EPSILON)),
         (Sum, Norm(EPSILON)),
+        (Standardise, Pass()),  # it changes the unit of a number and not whose number it is
     ]
     with torch.enable_grad(), Gradient(model, LayerMapComposite(rules)) as explain:
         found: Tensor = explain(images, _predicted)[1]
@@ -392,7 +395,6 @@ def find_clusters(
 class ExMap(SingleNetworkMethod, Method):
     """Keep ERM's features; fit the last layer again on what its explanations tell apart."""
 
-    takes_rows = False
     slices = (
         "A slice is a pseudo-group: a cluster, within a class, of what a first model looked at in "
         "validation samples. The last layer was fitted on them; other samples are in none."

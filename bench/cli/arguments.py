@@ -57,14 +57,20 @@ def expand_jobs(
 
 
 def _network(arguments: Namespace) -> dict[str, str]:
-    """Return what --backbone and --resolution stand for, in the words of --set."""
+    """Return what --backbone, --resolution and --features stand for, in the words of --set."""
     backbone = getattr(arguments, "backbone", None)  # campaigns have neither
     resolution = getattr(arguments, "resolution", None)
     settings = {} if backbone is None else {"backbone.name": backbone}
+    settings |= frozen_setting(arguments)
     if resolution is not None:
         names = parse_names(arguments.datasets, tuple(load_datasets()))
         settings |= {f"{name}.resolution": str(resolution) for name in names}
     return settings
+
+
+def frozen_setting(arguments: Namespace) -> dict[str, str]:
+    """Return what --features stands for, in the words of --set."""
+    return {"backbone.frozen": "true"} if getattr(arguments, "features", False) else {}
 
 
 def store_to_read(arguments: Namespace) -> Store:

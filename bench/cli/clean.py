@@ -103,13 +103,19 @@ def _items(store: Store, busy: bool) -> Iterator[Item]:
         unfinished = name != folder.name
         paths = (folder,) if unfinished else (folder, *audit)
         yield Item("work" if unfinished else "stages", paths, lock, busy or lock.held())
+    if store.root == store.features.parent:  # else they are those of the folder of the study
+        for folder in _inside(store.features):
+            if folder.is_dir():
+                lock = Lock(store.features / f"{folder.name.removesuffix('.work')}.lock")
+                yield Item("features", (folder,), lock, busy or lock.held())
     for file in _inside(store.audits):
         if file.suffix == ".jsonl" and file.stem not in names:
             yield Item("audits", (file,), in_use=busy)
     for folder in _inside(store.launches):
         if (folder / "launch.json").is_file():
             yield Item("launches", (folder,), in_use=not (folder / "ended").exists())
-    for folder in (store.runs, store.stages, store.work, store.audits, store.launches):
+    folders = store.runs, store.stages, store.features, store.work, store.audits, store.launches
+    for folder in folders:
         for left in (*folder.glob(".*.part"), *folder.glob(".*.old")):
             # A folder that was only half replaced is a run, and is put back by the next `run`.
             own = left.with_name(left.name[1:].rsplit(".", 2)[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -86,7 +87,8 @@ def _explained(
         positions = trees.positions_of(split, _numbers(arguments.index))
     else:
         positions = torch.arange(min(arguments.limit, len(split)))
-    return trees.explain_samples(model.fitted, split, positions, data.facts, makeup)
+    facts = replace(data.facts, eval_transform=model.transform)
+    return trees.explain_samples(model.fitted, split, positions, facts, makeup)
 
 
 def _numbers(text: str) -> list[int]:

@@ -21,6 +21,7 @@ RERUN = ("missing", "failed", "always", "never")  # as `bench.api.RERUN`, which 
 RESUME = ("same-code", "anyway")
 CLEANED = {
     "stages": "stages that runs share; made again when a run needs one",
+    "features": "what frozen networks made of images; made again when a run needs them",
     "work": "checkpoints of unfinished runs and stages; without them these begin anew",
     "audits": "audits of runs and stages that are gone",
     "launches": "launches on a cluster that have ended",
@@ -75,6 +76,11 @@ def _cluster(parser: ArgumentParser, what: str) -> None:
     parser.add_argument("--cluster", type=Path, metavar="FILE", help=meaning)
 
 
+def _features(parser: ArgumentParser) -> None:
+    meaning = "keep the network frozen: compute features once, train heads (backbone.frozen=true)"
+    _flag(parser, "--features", meaning)
+
+
 def _selection(parser: ArgumentParser) -> None:
     """Add the arguments that name a grid of runs."""
     parser.add_argument("--methods", default="all", metavar="A,B", help="methods, or all")
@@ -87,6 +93,7 @@ def _selection(parser: ArgumentParser) -> None:
     _number(
         parser, "--resolution", None, "side of the images the network sees (DATASET.resolution)"
     )
+    _features(parser)
     _overrides(parser, "change a setting: METHOD.KNOB, DATASET.KNOB or backbone.KNOB")
     _flag(parser, "--quick", "smoke run: two epochs, a few hundred images")
     meaning = "run on the images that are there where some are missing; labelled, and no result"
@@ -200,6 +207,7 @@ def _tune(parser: ArgumentParser) -> None:
     _cluster(parser, "the workers ")
     meaning = f"a development seed (default: {DEVELOPMENT_SEED})"
     parser.add_argument("--seed", type=int, default=DEVELOPMENT_SEED, metavar="S", help=meaning)
+    _features(parser)
     _overrides(parser, "a setting that holds in every trial, searched or not")
     meaning = f"after {WARM_UP} trials, stop those below the earlier ones' median of the same epoch"
     _flag(parser, "--prune", meaning)

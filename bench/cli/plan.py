@@ -9,6 +9,7 @@ from bench.api import Grid, log_unreadable, survey
 from bench.cli.arguments import expand_jobs, published_store
 from bench.cli.output import log, print_json, print_table
 from bench.cost import ExpectedCost
+from bench.job import input_notes
 from bench.store import Store
 
 
@@ -40,6 +41,8 @@ def print_plan(grid: Grid, *, as_json: bool, published: bool = False) -> None:
     if (to_run := grid.to_run()) and not published:
         log(f"to run: {len(to_run)}, expected {_described(grid.remaining)}")
     log_unreadable(grid.unreadable())
+    for note in input_notes(grid.jobs):
+        log(note)
     for entry in grid.skipped:
         log(str(entry))
 

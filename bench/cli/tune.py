@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import replace
 
+from bench.cli.arguments import frozen_setting
 from bench.cli.output import log, print_json, print_table
 from bench.job import parse_overrides
 from bench.launch.profile import read_profile
@@ -26,7 +27,7 @@ def run(arguments: Namespace) -> int:
         seed=arguments.seed,
         quick=arguments.quick,
         prune=arguments.prune,
-        overrides=parse_overrides(arguments.set),
+        overrides={**frozen_setting(arguments), **parse_overrides(arguments.set)},
     )
     if arguments.show:
         _show(tuning, arguments)

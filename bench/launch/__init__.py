@@ -45,6 +45,7 @@ def launch(
     if profile is None or cluster is None:
         if not own:
             return []
+        prepare_features(own, options)
         workers = min(len(own), workers or default_workers(own, options.device))
         with progress_display(len(own)) as display:
             return run_pool(FixedJobs(own), options, workers, display, retries)
@@ -81,4 +82,32 @@ def prepare(jobs: Sequence[Job], options: RunOptions) -> None:
                 splits=job.splits,
                 quick=job.quick,
                 allow_subset=job.data_kind == "subset",
+            )
+
+
+def prepare_features(jobs: Sequence[Job], options: RunOptions) -> None:
+    """Compute the features of frozen networks once, on all cores, before workers ask for them."""
+    if not any(job.network().frozen for job in jobs):
+        return
+    import torch
+
+    from bench.features import on_features
+    from bench.launch.progress import preparation_bar
+    from bench.runner import load_data
+    from bench.store import Store
+
+    kinds: dict[object, Job] = {}
+    for job in jobs:
+        if job.network().frozen:
+            config = str(job.config.dataset), str(job.config.backbone)
+            kinds.setdefault((job.dataset, *config, job.splits, job.quick), job)
+    with preparation_bar() as bar:
+        for job in kinds.values():
+            on_features(
+                job,
+                load_data(job, options.data_root),
+                Store(options.results),
+                device=torch.device(options.device),
+                progress=bar,
+                not_before=options.not_before,
             )

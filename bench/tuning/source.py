@@ -91,8 +91,10 @@ class Tuning:
     @property
     def name(self) -> str:
         """The study's name; studies of quick runs, or not on the release, are called so."""
-        kind = self.base_job.data_kind
-        return tuned_name(self.method, self.dataset, quick=self.quick, data_kind=kind)
+        kind, frozen = self.base_job.data_kind, self.base_job.network().frozen
+        return tuned_name(
+            self.method, self.dataset, quick=self.quick, data_kind=kind, frozen=frozen
+        )
 
     @property
     def folder(self) -> Path:

@@ -62,10 +62,15 @@ def _sourced(entry: dict[str, Any], tables: dict[str, Any]) -> Sourced:
     return Sourced(values, entry["source"])
 
 
-def tuned_name(method: str, dataset: str, *, quick: bool, data_kind: DataKind) -> str:
-    """Return the name of a tuned preset and its study, which says if they are no release's."""
+def tuned_name(
+    method: str, dataset: str, *, quick: bool, data_kind: DataKind, frozen: bool = False
+) -> str:
+    """Return the name of a tuned preset and its study.
+
+    It says if they are no release's, and if they are of heads on frozen features.
+    """
     other = f"-{data_kind}" if data_kind != "release" else ""
-    return f"{method}-{dataset}{other}" + "-quick" * quick
+    return f"{method}-{dataset}{other}" + "-features" * frozen + "-quick" * quick
 
 
 def read_tuned(method: str, name: str, folder: Path | None) -> dict[str, Sourced] | None:
@@ -90,11 +95,12 @@ def has_preset(
     folder: Path | None = None,
     quick: bool = False,
     data_kind: DataKind = "release",
+    frozen: bool = False,
 ) -> bool:
     """Return whether a preset has values of this method's own; arguments as of `preset_values`."""
     if preset == "paper" or preset in KINDS:
         return method.name in read_presets(_file_of(dataset, preset))
-    name = tuned_name(method.name, dataset, quick=quick, data_kind=data_kind)
+    name = tuned_name(method.name, dataset, quick=quick, data_kind=data_kind, frozen=frozen)
     return read_tuned(method.name, name, folder) is not None
 
 
@@ -106,6 +112,7 @@ def preset_values(
     folder: Path | None = None,
     quick: bool = False,
     data_kind: DataKind = "release",
+    frozen: bool = False,
 ) -> dict[str, Any]:
     """Return the values of a preset; a method without one in the paper's runs on its defaults.
 
@@ -116,19 +123,21 @@ def preset_values(
         folder: where the user's tuned presets are.
         quick: whether the preset is for smoke runs, which have tuned presets of their own.
         data_kind: what data it is for; a stand-in or rebuilt data has tuned presets of its own.
+        frozen: whether it is for heads on frozen features, which have tuned presets of their own.
     """
     if preset not in PRESETS:
         raise UsageError(f"unknown preset '{preset}'", f"choose from {', '.join(PRESETS)}")
     if preset == "paper" or preset in KINDS:
         entries = read_presets(_file_of(dataset, preset)).get(method.name, {})
     else:
-        name = tuned_name(method.name, dataset, quick=quick, data_kind=data_kind)
+        name = tuned_name(method.name, dataset, quick=quick, data_kind=data_kind, frozen=frozen)
         found = read_tuned(method.name, name, folder)
         if found is None:
             smoke = " --quick" if quick else ""
             raise UsageError(
                 f"there is no tuned preset '{name}'" + (f" in {folder}" if folder else ""),
-                f"python -m bench tune --method {method.name} --dataset {dataset}{smoke}",
+                f"python -m bench tune --method {method.name} --dataset {dataset}{smoke}"
+                + " --features" * frozen,
             )
         entries = found
     return {knob: entry.value for knob, entry in entries.items()}

@@ -225,7 +225,6 @@ def test_settings_reach_the_method_and_its_stages() -> None:
         (lambda: bench.fit("erm", TRAIN, VAL, backbone="mlp"), "does not take images"),
         (lambda: bench.fit("erm", TRAIN, VAL, resolution=64), "32 x 32"),
         (lambda: bench.fit("erm", TRAIN, VAL, preset="paper"), "unknown preset"),
-        (lambda: bench.fit("exmap", (G[:, None], Y), (G[:, None], Y)), "works on images"),
         (lambda: bench.fit("erm", (np.array([[np.nan]] * 4), G[:4]), VAL), "not finite"),
         (lambda: bench.fit("erm", TRAIN, VAL, backbone=BackboneSpec("resnet18", True)), "weights"),
     ],

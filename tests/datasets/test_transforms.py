@@ -198,6 +198,40 @@ def test_resized_centre_crop_is_pils(
         assert_same_pixels(ours[slot], as_pixels(F.center_crop(resized, [output, output])))
 
 
+@pytest.mark.parametrize("resize", [48, 128, 256])
+def test_bicubic_resizing_is_torchvisions(resize: int) -> None:
+    """Smaller and larger, and clipped where the filter goes beyond what a pixel can be.
+
+    PIL also clips between its two passes, which is felt beside hard edges and nowhere else.
+    """
+    images = [picture(*size, seed=n) for n, size in enumerate(SIZES)]
+    output, cubic = resize * 7 // 8, F.InterpolationMode.BICUBIC
+    plain = (0.0,) * 3, (1 / 255,) * 3  # so that pixels stay pixels
+    look = Transform(ResizedCentreCrop(resize), output, *plain, interpolation="bicubic")
+    ours = look(batch_of(images))
+    for slot, image in enumerate(images):
+        exact = as_pixels(Image.fromarray(image))
+        exact = F.resize(exact, [resize] * 2, cubic, antialias=True).clamp(0, 255)
+        assert (ours[slot] - F.center_crop(exact, [output] * 2)).abs().max() < 0.01
+        resized = F.resize(Image.fromarray(image), [resize] * 2, cubic)
+        assert (ours[slot] - as_pixels(F.center_crop(resized, [output] * 2))).abs().mean() < 0.4
+
+
+def test_random_cuts_can_be_bicubic() -> None:
+    images = torch.from_numpy(np.stack([picture(20, 20, seed=n) for n in range(4)]))
+    pixels = images.permute(0, 3, 1, 2)
+    sizes = torch.tensor([[20, 20]] * 4)
+    look = Transform(PaddedRandomCrop(2), 32, MEAN, STD, hflip=True, interpolation="bicubic")
+    known = look(ImageBatch(pixels, sizes, one_size=True), generator())
+    linear = replace(look, interpolation="bilinear")
+    assert not torch.allclose(
+        known, linear(ImageBatch(pixels, sizes, one_size=True), generator()), atol=1e-3
+    )
+    computed = PaddedRandomCrop(2).every(20, 32, torch.device("cpu")).matrix(20, 32, "bicubic")
+    assert torch.allclose(computed[2].sum(dim=1), torch.ones(32), atol=1e-5)
+    assert (computed < 0).any()  # as no triangle has
+
+
 def test_resized_centre_crop_of_digits_on_float_tensors() -> None:
     images = [picture(28, 28, seed=index) for index in range(5)]
     batch = batch_of(images)

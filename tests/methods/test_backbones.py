@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bench.context import RunContext
 from datasets.base import BackboneSpec, Task
-from datasets.errors import DataCorrupt, DataMissing, UsageError
+from datasets.errors import UsageError
 from methods import backbones
 from methods.backbones import (
     LENET_SHAPES,
@@ -25,8 +23,10 @@ from methods.backbones import (
     build_backbone,
     build_classifier,
     check_backbone,
-    load_weights,
+    check_frozen,
+    check_network,
 )
+from methods.torchvision_shim import import_timm
 
 
 @pytest.mark.parametrize(
@@ -191,54 +191,46 @@ def test_timm_network_gives_features(resnet18: Backbone) -> None:
     assert resnet18.eval()(torch.randn(2, 3, 64, 64)).shape == (2, 512)
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_weights_round_trip(resnet18: Backbone, tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"weights{suffix}"
-    # Released files carry the ImageNet classifier, which has no place here.
-    state = {**resnet18.body.state_dict(), "fc.weight": torch.zeros(1000, 512)}
-    if suffix == ".pth":
-        torch.save(state, path)
-    else:
-        save_file(state, path)
-    loaded = build_backbone(BackboneSpec("resnet18", pretrained=True, weights=str(path)), 3)
-    expected = resnet18.body.state_dict()
-    assert all(torch.equal(v, expected[k]) for k, v in loaded.body.state_dict().items())
+FAMILIES = {"resnet10t": 48, "mobilenetv3_small_050": 48, "vit_tiny_patch16_224": 48}
 
 
-def test_weights_of_another_network_are_refused(resnet18: Backbone, tmp_path: Path) -> None:
-    state = dict(resnet18.body.state_dict())
-    path = tmp_path / "weights.pth"
-    torch.save({k: v for k, v in state.items() if not k.startswith("layer4.1")}, path)
-    with pytest.raises(DataCorrupt, match=r"does not fit the backbone: layer4\.1\S+ and \d+ more"):
-        build_backbone(BackboneSpec("resnet18", True, str(path)), 3)
-    torch.save({**state, "conv1.weight": torch.zeros(64, 1, 7, 7)}, path)
-    with pytest.raises(DataCorrupt, match=r"does not fit.*conv1\.weight"):
-        build_backbone(BackboneSpec("resnet18", True, str(path)), 3)
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_networks_of_three_families_give_pooled_features(name: str) -> None:
+    side = FAMILIES[name]
+    check_network(BackboneSpec(name), 3, side)
+    network = build_backbone(BackboneSpec(name), 3).eval()
+    with torch.no_grad():
+        features = network(torch.randn(2, 3, side, side))
+    assert features.shape == (2, network.dim)
+    assert not torch.equal(features[0], features[1])
+    assert not any(len(weights) == 1000 for weights in network.parameters())  # no classifier
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pth"])
-def test_garbage_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("<html>quota exceeded</html>")
-    with pytest.raises(DataCorrupt, match="not a readable weights file"):
-        load_weights(nn.Linear(1, 1), str(tmp_path / name))
+def test_transformer_at_its_own_size_is_as_timm_builds_it() -> None:
+    """Resizing its position embeddings for other sizes changes nothing at this one."""
+    ours = build_backbone(BackboneSpec("vit_tiny_patch16_224"), 3).eval()
+    plain = import_timm().create_model("vit_tiny_patch16_224", num_classes=0).eval()
+    plain.load_state_dict(ours.body.state_dict())
+    image = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert torch.equal(ours(image), plain(image))
 
 
-def test_pickled_code_is_not_run(tmp_path: Path) -> None:
-    class Bomb:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return (Path.touch, (tmp_path / "exploded",))  # type: ignore[return-value]
-
-    torch.save({"weight": Bomb()}, tmp_path / "weights.pth")
-    with pytest.raises(DataCorrupt):
-        load_weights(nn.Linear(1, 1), str(tmp_path / "weights.pth"))
-    assert not (tmp_path / "exploded").exists()
+def test_images_that_a_network_cannot_take_are_refused_before_any_work() -> None:
+    with pytest.raises(UsageError, match=r"vit_tiny\S+ does not take images of side 50") as raised:
+        check_network(BackboneSpec("vit_tiny_patch16_224"), 3, 50)
+    assert "--resolution" in raised.value.remedy
+    check_network(BackboneSpec("vit_tiny_patch16_224"), 3, 64)
+    check_network(BackboneSpec("lenet5"), 3, 50)  # it has a check of its own
 
 
-@pytest.mark.parametrize("weights", [None, "/nowhere/weights.pth"])
-def test_missing_weights_say_how_to_get_them(weights: str | None) -> None:
-    with pytest.raises(DataMissing, match="not on disk") as raised:
-        build_backbone(BackboneSpec("resnet18", True, weights), 3)
-    assert "python -m bench data get weights" in raised.value.remedy
+def test_what_cannot_be_frozen_says_what_can() -> None:
+    check_frozen("resnet18", rows=False, data="cats")
+    with pytest.raises(UsageError, match="lenet4 has no pretrained weights") as raised:
+        check_frozen("lenet4", rows=False, data="umnist")
+    assert "--set backbone.weights=FILE" in raised.value.remedy
+    with pytest.raises(UsageError, match="words has rows of features"):
+        check_frozen("resnet18", rows=True, data="words")
 
 
 def test_timm_imports_in_a_spawned_worker() -> None:

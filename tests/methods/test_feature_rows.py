@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from bench.context import RunContext, RunSettings, StageAccount
 from bench.evaluation import predict_splits
 from datasets.base import BackboneSpec, LabelledSplit, Labels, LoadedData
 from datasets.errors import UsageError
-from datasets.features import FeatureRows, RowTransform
+from datasets.features import FeatureRows, MappedRows, RowTransform
 from datasets.pixels import pixel_digest
-from methods.backbones import backbone_for, build_backbone, check_input
+from methods import backbones
+from methods.backbones import Classifier, Standardise, backbone_for, build_backbone, check_input
 from methods.base import NetworkSpec, Supervision, get_method, load_methods
+from methods.exmap import heatmaps
 from methods.prediction import EvalImages, predict
 from methods.presets import preset_config
 
@@ -71,7 +74,7 @@ def context(data: LoadedData, shown: Supervision, folder: Path) -> RunContext:
 
 
 @pytest.mark.parametrize("backbone", ["linear", "mlp"])
-@pytest.mark.parametrize("name", sorted(set(load_methods()) - {"exmap"}))
+@pytest.mark.parametrize("name", sorted(load_methods()))
 def test_methods_learn_from_rows_and_load_again(
     name: str, backbone: str, row_data: LoadedData, tmp_path: Path
 ) -> None:
@@ -112,6 +115,48 @@ def test_rows_are_gathered_cut_down_and_digested(row_data: LoadedData) -> None:
     assert before != pixel_digest({"val": changed}, whole=True)
     with pytest.raises(ValueError, match="float32"):
         FeatureRows(torch.zeros(3, 2, dtype=torch.float64))
+
+
+def test_rows_in_a_file_travel_as_its_path(tmp_path: Path) -> None:
+    rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    (tmp_path / "rows.f32").write_bytes(rows.numpy().tobytes())
+    mapped = MappedRows(tmp_path / "rows.f32", 5, 3)
+    assert torch.equal(mapped.rows, rows)
+    sent = pickle.dumps(mapped)
+    assert len(sent) < 400 and torch.equal(pickle.loads(sent).rows, rows)
+    assert mapped.to(torch.device("cpu")) is mapped
+    cut = mapped.subset(torch.tensor([4, 1]))
+    assert type(cut) is FeatureRows and torch.equal(cut.rows, rows[[4, 1]])
+    cut.rows.zero_()  # a copy: the file and what is mapped of it stay
+    assert torch.equal(MappedRows(tmp_path / "rows.f32", 5, 3).rows, rows)
+    assert len(MappedRows(tmp_path / "rows.f32", 0, 3)) == 0
+
+
+def test_scale_is_measured_a_few_numbers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    whole, parts = Standardise(7), Standardise(7)
+    whole.measure(rows)
+    monkeypatch.setattr(backbones, "MEASURED", 100)  # two numbers of each row
+    parts.measure(rows)
+    assert torch.allclose(whole.mean, parts.mean) and torch.allclose(whole.scale, parts.scale)
+    assert torch.allclose(whole(rows).std(0, correction=0), torch.ones(7), atol=1e-5)
+
+
+def test_relevance_of_a_row_is_what_each_number_said_for_the_class(row_data: LoadedData) -> None:
+    """For a linear head: number times weight, as a share of their sum, the class's score."""
+    network = Classifier(build_backbone(BackboneSpec("linear"), LENGTH), 2)
+    part = network.backbone.body[1]  # type: ignore[index]
+    assert isinstance(part, Standardise)
+    part.measure(row_data.splits["train"].images.rows)  # type: ignore[attr-defined]
+    torch.nn.init.zeros_(network.head.bias)
+    images = EvalImages(row_data.splits["val"].images, row_data.facts.eval_transform)
+    (batch,) = list(images)
+    (found,) = list(heatmaps(network, images, gamma=4.0, side=32))
+    scaled = network.backbone(batch)
+    score, predicted = network(batch).max(dim=1)
+    said = scaled * network.head.weight[predicted] * score.sign()[:, None]
+    expected = said / said.abs().amax(dim=1, keepdim=True)
+    assert torch.allclose(found, expected.detach(), atol=1e-3)
 
 
 def test_a_network_is_refused_what_it_does_not_take() -> None:

@@ -220,8 +220,8 @@ class TestFeatures:
             assert list(record["metrics"]["val"]["group_accuracy"]) == ["0_0", "0_1", "1_0", "1_1"]
         assert cli("check", "results", "--data-root", "data").code == 0
         assert cli("report", "--out", "report", "--data-root", "data").code == 0
-        refused = cli("plan", "--methods", "exmap", "--datasets", "digits", "--data-root", "data")
-        assert refused.code == 2 and "rows of features" in refused.err
+        refused = cli("plan", "--features", "--datasets", "digits", "--data-root", "data")
+        assert refused.code == 2 and "digits has rows of features" in refused.err
 
     def test_words_hashed_by_scikit_learn(self, home: Path, cli: Cli) -> None:
         from sklearn.feature_extraction.text import HashingVectorizer
