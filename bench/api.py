@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from bench.audit import parse_interval
-from bench.cost import ExpectedCost, expected_totals, stage_seconds
+from bench.commands import unfinished_command
+from bench.cost import (
+    ExpectedCost,
+    StageSeconds,
+    describe_expected,
+    expected_totals,
+    stage_seconds,
+)
 from bench.job import (
     FIRST_DEVELOPMENT_SEED,
     PUBLISHED_SEEDS,
@@ -334,16 +341,20 @@ def survey(
     grid = Grid(tuple(jobs), store, statuses, tuple(skipped))
     if not expected:
         return grid
-    # What was finished here and what is published both tell what a run costs.
-    roots = dict.fromkeys((store.root.resolve(), published_folder().resolve()))
-    finished = [record for root in roots for record in Store(root).records() if record.done]
-    known = stage_seconds(jobs, finished)
+    known = known_stages(jobs, store)
     return replace(
         grid,
         expected=expected_totals(jobs, known),
         remaining=expected_totals(grid.to_run(), known),
         seconds={run_id: sum(stages.values()) for run_id, stages in known.items()},
     )
+
+
+def known_stages(jobs: Sequence[Job], store: Store) -> dict[str, StageSeconds]:
+    """Return what the stages of runs took in runs like them, finished here or published."""
+    roots = dict.fromkeys((store.root.resolve(), published_folder().resolve()))
+    finished = [record for root in roots for record in Store(root).records() if record.done]
+    return stage_seconds(jobs, finished)
 
 
 def plan(
@@ -414,7 +425,11 @@ def run(
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How runs are carried out; `run` explains each."""
+    """How runs are carried out; `run` explains each.
+
+    Attributes:
+        command: what was typed, for `status` to name where runs are left unfinished.
+    """
 
     workers: int | None = None
     rerun: Rerun = "missing"
@@ -425,6 +440,7 @@ class LaunchOptions:
     isolate: bool | None = None
     audit: str | None = None
     resume: Resume = "same-code"
+    command: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, before anything is fetched."""
@@ -459,6 +475,8 @@ def run_jobs(
     """Run what of the jobs is wanted and not yet done; return how all of them stand."""
     import torch
 
+    from bench.launch.pool import default_workers
+
     store.check_writable()
     for entry in skipped:
         log(str(entry))
@@ -474,23 +492,32 @@ def run_jobs(
         resume_anyway=how.resume == "anyway",
     )
     log_unreadable(grid.unreadable(), log)
-    log(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
+    total = f"{len(jobs)} run{'s' * (len(jobs) != 1)}"
+    log(f"{total}: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
     if not todo:
         return grid
+    known: dict[str, StageSeconds] = {}
+    if how.cluster is None:
+        known = known_stages(todo, store)
+        workers = min(len(todo), how.workers or default_workers(todo))
+        log(describe_expected(expected_totals(todo, known), known, workers))
     # A method that was defined in the running program itself is in no other process.
     modules = {type(get_method(job.method)).__module__ for job in todo}
     isolate = "__main__" not in modules if how.isolate is None else how.isolate
-    if not isolate:
-        records = [run_job(job, replace(options, isolate=False), lambda _: None) for job in todo]
-    else:
-        records = launch(
-            *(todo, options),
-            log=log,
-            profile=read_profile(Path(how.cluster)) if how.cluster is not None else None,
-            wait=how.wait,
-            workers=how.workers,
-            retries=how.retries,
-        )
+    with unfinished_command(store, how.command, [job.run_id for job in todo]):
+        if not isolate:
+            here = replace(options, isolate=False)
+            records = [run_job(job, here, lambda _: None) for job in todo]
+        else:
+            records = launch(
+                *(todo, options),
+                log=log,
+                profile=read_profile(Path(how.cluster)) if how.cluster is not None else None,
+                wait=how.wait,
+                workers=how.workers,
+                retries=how.retries,
+                expected={run_id: sum(stages.values()) for run_id, stages in known.items()},
+            )
     ended = {record.run_id: RunStatus(record.status, record) for record in records}
     unknown = [job for job in todo if job.run_id not in ended]  # submitted and not waited for
     later = survey(unknown, store).statuses if unknown else {}

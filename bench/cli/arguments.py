@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.api import FoundRun, LaunchOptions, Skipped, expand_on_disk, find_run, make_request
 from bench.cli.output import log
 from bench.cli.parser import DEFAULT_RESULTS
-from bench.job import Job, parse_names, parse_overrides
+from bench.job import PUBLISHED_SEEDS, Job, parse_names, parse_overrides
 from bench.resources import published_folder
 from bench.store import Store
 from datasets.catalogue import load_datasets
@@ -26,6 +26,7 @@ def launch_options(arguments: Namespace) -> LaunchOptions:
         keep_models=arguments.keep_models,
         audit=arguments.audit,
         resume=arguments.resume,
+        command=arguments.command,
     )
 
 
@@ -35,6 +36,7 @@ def expand_jobs(arguments: Namespace, *, need_data: bool = True) -> tuple[list[J
     A wrong name or value is an error. Without `need_data` the datasets need not be on disk; with
     it, a missing one is an error if datasets are named one by one, and left out if by `all`.
     """
+    _warn_of_many_seeds(arguments.seeds)
     request = make_request(
         arguments.methods,
         arguments.datasets,
@@ -47,6 +49,15 @@ def expand_jobs(arguments: Namespace, *, need_data: bool = True) -> tuple[list[J
     )
     explicit = "all" not in [name.strip() for name in arguments.datasets.split(",")]
     return expand_on_disk(request, explicit=explicit, log=log, need_data=need_data)
+
+
+def _warn_of_many_seeds(seeds: str) -> None:
+    """Print what a count means that may have been meant as the number of a seed."""
+    if seeds.strip().isdecimal() and int(seeds) > len(PUBLISHED_SEEDS):
+        log(
+            f"--seeds {seeds} means {seeds} runs of every method and dataset, seeds 0 to "
+            f"{int(seeds) - 1}; seed {seeds} alone is --seed {seeds}"
+        )
 
 
 def _network(arguments: Namespace) -> dict[str, str]:
