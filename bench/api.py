@@ -43,7 +43,7 @@ from bench.runner import RunOptions, run_job
 from bench.store import RunStatus, Store
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import coerce
-from datasets.errors import BenchError, DataMissing, UsageError
+from datasets.errors import BenchError, DataMissing, UsageError, count_of
 from datasets.fetch import Log, default_data_root, get_command, use_data_root
 from datasets.files import Damaged, atomic_file
 from methods.base import get_method, load_methods
@@ -492,8 +492,7 @@ def run_jobs(
         resume_anyway=how.resume == "anyway",
     )
     log_unreadable(grid.unreadable(), log)
-    total = f"{len(jobs)} run{'s' * (len(jobs) != 1)}"
-    log(f"{total}: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
+    log(f"{count_of(len(jobs), 'run')}: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
     if not todo:
         return grid
     known: dict[str, StageSeconds] = {}

@@ -54,7 +54,12 @@ def unfinished_command(store: Store, command: str, runs: Sequence[str]) -> Itera
                 content = {"command": command, "created": time.time(), "runs": [*runs]}
                 draft.write_text(with_checksum(content))
             held.enter_context(lock.hold(wait=False))
-        yield
+        try:
+            yield
+        except BenchError:  # there was something wrong with the command or its data
+            if not any(store.has_progress(run) or store.record_mtime(run) for run in runs):
+                _forget(path)
+            raise
     with contextlib.suppress(OSError):
         _forget(path)
 

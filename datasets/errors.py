@@ -20,6 +20,11 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"; did you mean '{prefix}{spelled[near[0]]}'?" if near else ""
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a number of things in words: `1 run`, `2 runs`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 class BenchError(Exception):
     """An error the user can mend: a sentence about the problem and one about the remedy."""
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import check_datasets_package, numerics
-from bench.process import quiet_libraries
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"bench: {clash}\n")
         return 2
     from bench.cli.parser import make_parser, overview
+    from bench.process import quiet_libraries
     from datasets.errors import BenchError, UsageError
     from datasets.fetch import use_data_root
     from datasets.files import NO_SPACE, RESULTS
@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         numerics.apply(choice)  # before a verb imports torch
         if getattr(arguments, "data_root", None) is not None:
-            _require_data_root(arguments.data_root)
+            if getattr(arguments, "data_verb", "") != "get":  # which may begin a new folder
+                _require_data_root(arguments.data_root)
             use_data_root(arguments.data_root)
         return int(importlib.import_module(f"bench.cli.{arguments.verb}").run(arguments) or 0)
     except BenchError as error:
@@ -76,5 +77,5 @@ def _require_data_root(root: Path) -> None:
     if root != default_data_root() and not root.exists():
         raise UsageError(
             f"there is no folder {root}",
-            "correct --data-root, or make the folder if data are to be fetched into it",
+            "correct --data-root, or make the folder; `data get` makes it by itself",
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.api import FoundRun, LaunchOptions, Skipped, expand_on_disk, find_run, make_request
 from bench.cli.output import log
 from bench.cli.parser import DEFAULT_RESULTS
-from bench.job import PUBLISHED_SEEDS, Job, parse_names, parse_overrides
+from bench.job import PUBLISHED_SEEDS, Job, parse_names, parse_overrides, parse_seeds
 from bench.resources import published_folder
 from bench.store import Store
 from datasets.catalogue import load_datasets
@@ -53,10 +53,11 @@ def expand_jobs(arguments: Namespace, *, need_data: bool = True) -> tuple[list[J
 
 def _warn_of_many_seeds(seeds: str) -> None:
     """Print what a count means that may have been meant as the number of a seed."""
-    if seeds.strip().isdecimal() and int(seeds) > len(PUBLISHED_SEEDS):
+    count = len(parse_seeds(seeds))
+    if "," not in seeds and count > len(PUBLISHED_SEEDS):
         log(
-            f"--seeds {seeds} means {seeds} runs of every method and dataset, seeds 0 to "
-            f"{int(seeds) - 1}; seed {seeds} alone is --seed {seeds}"
+            f"--seeds {count} means {count} runs of every method and dataset, seeds 0 to "
+            f"{count - 1}; seed {count} alone is --seed {count}"
         )
 
 
@@ -81,9 +82,14 @@ def store_to_read(arguments: Namespace) -> Store:
         if results != DEFAULT_RESULTS:
             raise UsageError("--published and --results name two stores", "give one of them")
         return published_store()
+    return Store(require_results(results))
+
+
+def require_results(results: Path) -> Path:
+    """Return a results folder that is to be read; one that was named has to exist."""
     if results != DEFAULT_RESULTS and not results.is_dir():
         raise UsageError(f"there is no results folder {results}", "correct --results")
-    return Store(results)
+    return results
 
 
 def published_store() -> Store:

@@ -24,7 +24,7 @@ from bench.record import Record, Status
 from bench.store import RunStatus, Store
 from bench.tuning.workers import StudyWorkers, study_workers
 from datasets.catalogue import load_datasets
-from datasets.errors import UsageError
+from datasets.errors import UsageError, count_of
 
 STUDY_COLUMNS = ("study", "method", "dataset", "finished", "asked", "array", "queued", "running")
 FEW = 30  # runs that are all listed unasked
@@ -139,12 +139,21 @@ def _campaign_progress(statuses: Mapping[str, RunStatus]) -> list[CampaignProgre
 
 def _print_summary(statuses: Mapping[str, RunStatus], what: str) -> None:
     """Print how many runs there are in each state, by dataset, method and variant."""
+    versions: dict[tuple[str, str], set[int]] = {}
+    for found in statuses.values():
+        if found.record is not None:
+            job = found.record.job
+            versions.setdefault((job.dataset, job.method), set()).add(job.version)
     cells: dict[tuple[str, str, str, str], list[RunStatus]] = {}
     for run_id, found in statuses.items():
         named = _named(run_id, found)
         seed = named["seed"]
         split = shown_split(seed) if isinstance(seed, int) else "test"
-        key = str(named["dataset"]), str(named["method"]), _variant(found), split
+        method, dataset = str(named["method"]), str(named["dataset"])
+        variant = _variant(found)
+        if found.record is not None and len(versions[dataset, method]) > 1:
+            variant = f"{variant}, " * bool(variant) + f"version {found.record.job.version}"
+        key = dataset, method, variant, split
         cells.setdefault(key, []).append(found)
     rows = []
     for (dataset, method, variant, split), own in cells.items():
@@ -156,7 +165,7 @@ def _print_summary(statuses: Mapping[str, RunStatus], what: str) -> None:
         on = "validation " if split == "val" else ""
         rows.append((dataset, method, variant, runs, on + _result(done) if done else ""))
     states = ", ".join(f"{n} {state}" for state, n in count_statuses(statuses.values()).items())
-    title = f"{len(statuses)} {what}{'s' * (len(statuses) != 1)}: {states}"
+    title = f"{count_of(len(statuses), what)}: {states}"
     if rows:
         print_table(title, ("dataset", "method", "variant", "runs", "mean +- std"), sorted(rows))
     else:
@@ -194,8 +203,9 @@ def _print_runs(
     waiting = {run_id for given in commands if given.running for run_id in given.runs}
     rows = []
     for run_id, found in statuses.items():
-        plain = found.status in (Status.DONE, Status.MISSING) and found.unreadable is None
-        if every or len(statuses) <= FEW or not plain:
+        fine, unbegun = found.status is Status.DONE, found.status is Status.MISSING
+        shown = not (fine or unbegun) or found.unreadable or (fine and len(statuses) <= FEW)
+        if every or shown:
             state, text = _state(run_id, found, store)
             if found.status is Status.MISSING and run_id in waiting:
                 state = "waiting"
@@ -208,7 +218,7 @@ def _print_runs(
 
 
 def _print_command(given: GivenCommand) -> None:
-    runs = f"{len(given.runs)} run{'s' * (len(given.runs) != 1)}"
+    runs = count_of(len(given.runs), "run")
     began = time.strftime("%d %B, %H:%M", time.localtime(given.created))
     if given.running:
         log(f"at work since {began}, {runs} to go: {given.command}")

@@ -42,7 +42,7 @@ def launch(
     own = [job for job in jobs if job.run_id not in submitted]
     if len(own) < len(jobs):
         what = "followed" if profile is not None and wait else "left alone"
-        log(f"{len(jobs) - len(own)} runs are queued or running on a cluster already: {what}")
+        log(f"queued or running on a cluster already: {len(jobs) - len(own)}, {what}")
     prepare(own, options)
     if profile is None or cluster is None:
         if not own:
