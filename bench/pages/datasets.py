@@ -1,4 +1,4 @@
-"""A page for each registered dataset: what it shows, its groups and counts, options, our numbers."""
+"""A page for each registered dataset: its task, groups and counts, options, our numbers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,11 @@ def _options(dataset: Dataset) -> list[str]:
         return []
     meanings = attributes(config.__doc__)
     rows = [
-        (f"`{dataset.name}.{field.name}`", getattr(config(), field.name), meanings.get(field.name, ""))
+        (
+            f"`{dataset.name}.{field.name}`",
+            getattr(config(), field.name),
+            meanings.get(field.name, ""),
+        )
         for field in dataclasses.fields(config)
     ]
     head = ("option", "default", "meaning")

@@ -57,8 +57,8 @@ def method_page(method: Method) -> str:
     ]
     if "Paper" in described.parts:
         lines += [f"**Source.** {described.parts['Paper']}", ""]
-    if described.body:
-        lines += ["## How it works", "", *_paragraphs(described.body)]
+    if body := described.body or _of_package(method):
+        lines += ["## How it works", "", *_paragraphs(body)]
     numbers = numbers_of(method)
     lines += ["## Our numbers", "", *(numbers or ["No published runs yet.", ""])]
     lines += ["## What differs from the authors' way", ""]
@@ -78,7 +78,9 @@ def numbers_of(method: Method) -> list[str]:
     for dataset in load_datasets().values():
         own = runs[runs["dataset"] == dataset.name]
         for version, seeds in own.groupby("version"):
-            rows.append((dataset.title or dataset.name, version, len(seeds), *shown(dataset, seeds)))
+            rows.append(
+                (dataset.title or dataset.name, version, len(seeds), *shown(dataset, seeds))
+            )
     if not rows:
         return []
     head = ("dataset", "version", "seeds", "worst group (ISIC: AUROC)", "average")
@@ -125,7 +127,12 @@ def _settings(method: Method) -> list[str]:
             (f"`{method.name}.{field.name}`", _default(field), meanings.get(field.name, ""))
             for field in dataclasses.fields(config)
         ]
-        lines += ["Change one with `--set`.", "", table(("setting", "default", "meaning"), rows), ""]
+        lines += [
+            "Change one with `--set`.",
+            "",
+            table(("setting", "default", "meaning"), rows),
+            "",
+        ]
     for dataset in load_datasets().values():
         preset = read_presets(dataset.name).get(method.name, {})
         if not preset:
@@ -172,6 +179,14 @@ def _seen(method: Method) -> tuple[str, str, str]:
 
 def _docstring(method: Method) -> str | None:
     return sys.modules[type(method).__module__].__doc__
+
+
+def _of_package(method: Method) -> tuple[str, ...]:
+    """Return what the package of a method says, where it has one of its own."""
+    package, _, module = type(method).__module__.rpartition(".")
+    docstring = sys.modules[package].__doc__ if package.count(".") else None
+    summary = describe(docstring).summary if module else ""
+    return (summary,) if summary else ()
 
 
 def _paragraphs(texts: Sequence[str]) -> list[str]:

@@ -112,11 +112,15 @@ def _shortcut() -> str:
     others = [s for s in found.values() if s.method not in (METHOD, PLUS, PLAIN)]
     blind = next((s for s in others if s.sees == "none"), None)
     seeing = next((s for s in others if s.sees != "none"), None)
-    best = [_named(s) + f" {how}" for s, how in ((blind, "without group labels"), (seeing, "with them")) if s]
+    best = [
+        _named(s) + f" {how}"
+        for s, how in ((blind, "without group labels"), (seeing, "with them"))
+        if s
+    ]
     return (
         f"**{dataset_title(SHORTCUT)}**, worst of 25 groups: {_named(found[PLAIN])}, "
-        f"{_named(found[METHOD])}, {_named(found[PLUS])} (NCT with calibrated leaves; ours, not the "
-        f"paper's). The best others: {', '.join(best)}."
+        f"{_named(found[METHOD])}, {_named(found[PLUS])} (NCT with calibrated leaves; ours, not "
+        f"the paper's). The best others: {', '.join(best)}."
     )
 
 
@@ -142,12 +146,15 @@ def _biased() -> str:
     held = [_named(score) for score in found.values() if score.mean > FAILED]
     if not found:
         return ""
-    told = [f"{', '.join(failed)}: nothing left"] if failed else []
-    told += [f"{', '.join(held)}"] if held else []
-    return (
-        f"**Validation as biased as training** ({dataset_title(SHORTCUT)}): {'; '.join(told)}. Every "
-        "method here needs validation images on which the shortcut does not always hold."
+    told = [f"{', '.join(failed)}: it fails"] if failed else []
+    told += [f"{', '.join(held)}: it holds"] if held else []
+    needs = (
+        " What fails needs validation images on which the shortcut does not always hold."
+        if failed
+        else ""
     )
+    where = dataset_title(SHORTCUT)
+    return f"**Validation as biased as training** ({where}): {'; '.join(told)}.{needs}"
 
 
 def _against_the_paper() -> str:
@@ -173,8 +180,8 @@ def _not_run() -> str:
     """Return the line about datasets without published runs."""
     without = [dataset_title(name) for name in load_datasets() if not scores(name)]
     return (
-        f"**No published runs yet**: {', '.join(without)}. `python -m bench data get NAME` says how "
-        "to get the images."
+        f"**No published runs yet**: {', '.join(without)}. `python -m bench data get NAME` says "
+        "how to get the images."
         if without
         else ""
     )
@@ -221,7 +228,9 @@ def main_table() -> list[str]:
     ]
     for dataset in load_datasets():
         for method in dict.fromkeys(key[1] for key in cells):
-            ours = [cells.get((dataset, method, metric, "measured"), {}) for metric in ("wga", "avg")]
+            ours = [
+                cells.get((dataset, method, metric, "measured"), {}) for metric in ("wga", "avg")
+            ]
             if not all(cell.get("mean") for cell in ours):
                 continue
             words = [dataset_title(dataset), method_title(method), ours[0]["n"]]

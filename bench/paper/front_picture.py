@@ -59,7 +59,7 @@ def _draw_digits(panel: Any) -> None:
 
 
 def _draw_scores(axes: Any) -> None:
-    """Draw every method's worst group with its interval, and the paper's number where it has one."""
+    """Draw every method's worst group with its interval, and the paper's number beside it."""
     shown, paper = scores(SHORTCUT), papers_scores()
     names = [*reversed(shown)]
     for y, name in enumerate(names):
