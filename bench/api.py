@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
 from bench.audit import parse_interval
-from bench.cost import ExpectedCost, expected_totals, stage_seconds
+from bench.commands import unfinished_command
+from bench.cost import (
+    ExpectedCost,
+    StageSeconds,
+    describe_expected,
+    expected_totals,
+    stage_seconds,
+)
 from bench.devices import choose_device
 from bench.estimate import estimated_seconds
 from bench.job import (
@@ -39,7 +46,7 @@ from bench.runner import RunOptions, run_job
 from bench.store import RunStatus, Store
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import coerce
-from datasets.errors import BenchError, DataMissing, UsageError, did_you_mean
+from datasets.errors import BenchError, DataMissing, UsageError, count_of, did_you_mean
 from datasets.fetch import Log, default_data_root, get_command, use_data_root
 from datasets.files import Damaged, atomic_file
 from methods.base import get_method, load_methods
@@ -344,13 +351,7 @@ def survey(
     grid = Grid(tuple(jobs), store, statuses, tuple(skipped))
     if not expected:
         return grid
-    # What was finished here and what is published both tell what a run costs.
-    roots = dict.fromkeys((store.root.resolve(), published_folder().resolve()))
-    finished = [record for root in roots for record in Store(root).records() if record.done]
-    known = stage_seconds(jobs, finished)
-    threads = RunOptions(data_root=Path(), results=store.root).threads_for
-    guessed = estimated_seconds([j for j in jobs if j.run_id not in known], finished, threads)
-    known |= guessed
+    known, guessed = known_stages(jobs, store)
 
     def totals(of: Sequence[Job]) -> ExpectedCost:
         return replace(
@@ -362,8 +363,23 @@ def survey(
         expected=totals(jobs),
         remaining=totals(grid.to_run()),
         seconds={run_id: sum(stages.values()) for run_id, stages in known.items()},
-        estimated=frozenset(guessed),
+        estimated=guessed,
     )
+
+
+def known_stages(
+    jobs: Sequence[Job], store: Store
+) -> tuple[dict[str, StageSeconds], frozenset[str]]:
+    """Return what the stages of runs took in runs like them, finished here or published.
+
+    For jobs that no run is like it is an estimate; the second value has their ids.
+    """
+    roots = dict.fromkeys((store.root.resolve(), published_folder().resolve()))
+    finished = [record for root in roots for record in Store(root).records() if record.done]
+    known = stage_seconds(jobs, finished)
+    threads = RunOptions(data_root=Path(), results=store.root).threads_for
+    guessed = estimated_seconds([j for j in jobs if j.run_id not in known], finished, threads)
+    return known | guessed, frozenset(guessed)
 
 
 def plan(
@@ -443,7 +459,11 @@ def run(
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How runs are carried out; `run` explains each."""
+    """How runs are carried out; `run` explains each.
+
+    Attributes:
+        command: what was typed, for `status` to name where runs are left unfinished.
+    """
 
     workers: int | None = None
     rerun: Rerun = "missing"
@@ -456,6 +476,7 @@ class LaunchOptions:
     resume: Resume = "same-code"
     threads: int | None = None
     device: str | None = None
+    command: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, before anything is fetched."""
@@ -496,6 +517,8 @@ def run_jobs(
     log: Log = log_to_stderr,
 ) -> Grid:
     """Run what of the jobs is wanted and not yet done; return how all of them stand."""
+    from bench.launch.pool import default_workers
+
     store.check_writable()
     for entry in skipped:
         log(str(entry))
@@ -514,23 +537,31 @@ def run_jobs(
     log_unreadable(grid.unreadable(), log)
     for note in input_notes(jobs):
         log(note)
-    log(f"{len(jobs)} runs: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
+    log(f"{count_of(len(jobs), 'run')}: {len(jobs) - len(todo)} not to be run, {len(todo)} to run")
     if not todo:
         return grid
+    known: dict[str, StageSeconds] = {}
+    if how.cluster is None:
+        known, _ = known_stages(todo, store)
+        workers = min(len(todo), how.workers or default_workers(todo, options.device))
+        log(describe_expected(expected_totals(todo, known), known, workers))
     # A method that was defined in the running program itself is in no other process.
     modules = {type(get_method(job.method)).__module__ for job in todo}
     isolate = "__main__" not in modules if how.isolate is None else how.isolate
-    if not isolate:
-        records = [run_job(job, replace(options, isolate=False), lambda _: None) for job in todo]
-    else:
-        records = launch(
-            *(todo, options),
-            log=log,
-            profile=read_profile(Path(how.cluster)) if how.cluster is not None else None,
-            wait=how.wait,
-            workers=how.workers,
-            retries=how.retries,
-        )
+    with unfinished_command(store, how.command, [job.run_id for job in todo]):
+        if not isolate:
+            here = replace(options, isolate=False)
+            records = [run_job(job, here, lambda _: None) for job in todo]
+        else:
+            records = launch(
+                *(todo, options),
+                log=log,
+                profile=read_profile(Path(how.cluster)) if how.cluster is not None else None,
+                wait=how.wait,
+                workers=how.workers,
+                retries=how.retries,
+                expected={run_id: sum(stages.values()) for run_id, stages in known.items()},
+            )
     ended = {record.run_id: RunStatus(record.status, record) for record in records}
     unknown = [job for job in todo if job.run_id not in ended]  # submitted and not waited for
     later = survey(unknown, store).statuses if unknown else {}

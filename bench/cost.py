@@ -17,6 +17,7 @@ nothing has to be on disk. Only stages that a method declares are taken for shar
 from __future__ import annotations
 
 import statistics
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,7 +186,8 @@ def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, S
 def _kind(job: Job) -> tuple[object, ...]:
     """Return what runs have in common that cost about as much as each other."""
     network, look = job.config.backbone.get("name"), job.config.dataset.get("resolution")
-    return job.method, job.dataset, job.quick, network, look, job.network().frozen
+    frozen = job.network().frozen
+    return job.method, job.dataset, job.quick, job.standin, network, look, frozen
 
 
 def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> ExpectedCost:
@@ -211,3 +213,30 @@ def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> E
             shared.setdefault(key, []).append(stages.get(FEATURES, 0.0))
     saved = sum(sum(own) - statistics.fmean(own) for own in shared.values())
     return ExpectedCost(standalone - saved, standalone, unknown)
+
+
+def describe_expected(cost: ExpectedCost, known: Mapping[str, StageSeconds], workers: int) -> str:
+    """Return, as a sentence, how long runs should take together and when they should end.
+
+    Workers share the work evenly at best, and the longest run has to be waited for.
+    """
+    if not known:
+        return "how long that takes is not known: no run like these was finished yet"
+    longest = max(sum(stages.values()) for stages in known.values())
+    seconds = max(cost.shared / workers, longest)
+    end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
+    by = f" with {workers} workers" if workers > 1 else ""
+    unknown = f", and {cost.unknown} more of unknown cost" if cost.unknown else ""
+    return (
+        f"expected to take {format_seconds(seconds)}{by}, until about {end}{unknown} "
+        "(by runs finished here and published ones)"
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as one reads it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -95,6 +96,16 @@ def configure_process(threads: int) -> None:
     keep_freed_memory()
 
 
+def quiet_libraries() -> None:
+    """Show no warnings of libraries, unless Python was asked for them (`-W`, `PYTHONWARNINGS`).
+
+    They are addressed to us, not to the user: what a run has to say goes through its log and
+    record. Processes that are forked later inherit it.
+    """
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+
+
 def keep_freed_memory() -> bool:
     """Keep freed memory for the next step; return whether the C library took the setting.
 
@@ -131,9 +142,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def launcher_signals() -> set[signal.Signals]:
-    """Return the signals that concern the launcher alone; in a SLURM task also its warnings."""
-    warnings = {signal.SIGTERM, signal.SIGUSR2} if "SLURM_JOB_ID" in os.environ else set()
-    return {signal.SIGINT, *warnings}
+    """Return the signals that concern the launcher alone; in a SLURM task also its notices."""
+    notices = {signal.SIGTERM, signal.SIGUSR2} if "SLURM_JOB_ID" in os.environ else set()
+    return {signal.SIGINT, *notices}
 
 
 @contextlib.contextmanager
@@ -156,6 +167,7 @@ def begin_as_child() -> None:
 
     So it does with the process that it was forked from, which may be the fork server.
     """
+    quiet_libraries()
     for number in launcher_signals():
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, launcher_signals())

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from bench.record import Failure, Record, Status, Unreadable, read_record
 from datasets.config import Values
-from datasets.errors import BenchError, UsageError
+from datasets.errors import BenchError, UsageError, did_you_mean
 from datasets.files import (
     Damaged,
     FileFacts,
@@ -226,8 +226,10 @@ class Store:
             matches = plain if len(plain) == 1 else matches
         if len(matches) != 1:
             what = "no run matches" if not matches else f"{len(matches)} runs match"
+            stems = {name.rpartition("-")[0] for name in self.run_ids()}
+            near = "" if matches else did_you_mean(prefix, stems)
             raise UsageError(
-                f"{what} '{prefix}' in {self.runs}",
+                f"{what} '{prefix}' in {self.runs}{near}",
                 "python -m bench status lists the runs" if not matches else "give more of the id",
             )
         return matches[0]

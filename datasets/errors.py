@@ -11,9 +11,18 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return the end of a sentence that suggests the nearest known name, if one is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean '{prefix}{near[0]}'?" if near else ""
+    """Return the end of a sentence that suggests the nearest known name, if one is near.
+
+    Upper and lower case count as the same here, and nowhere else.
+    """
+    spelled = {other.casefold(): other for other in known}
+    near = difflib.get_close_matches(name.casefold(), spelled, n=1)
+    return f"; did you mean '{prefix}{spelled[near[0]]}'?" if near else ""
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number of things in words: `1 run`, `2 runs`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 class BenchError(Exception):

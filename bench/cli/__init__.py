@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from bench import check_datasets_package, numerics
 
@@ -22,13 +24,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as clash:
         sys.stderr.write(f"bench: {clash}\n")
         return 2
-    from bench.cli.parser import make_parser
+    from bench.cli.parser import make_parser, overview
+    from bench.process import quiet_libraries
     from datasets.errors import BenchError, UsageError
     from datasets.fetch import use_data_root
     from datasets.files import NO_SPACE, RESULTS
 
+    words = sys.argv[1:] if argv is None else [*argv]
+    if not words:
+        sys.stdout.write(overview())
+        return 0
+    quiet_libraries()
     try:
-        arguments = make_parser().parse_args(argv)
+        arguments = make_parser().parse_args(words)
+        arguments.command = f"python -m bench {shlex.join(words)}"
         choice = getattr(arguments, "numerics", None) or os.environ[numerics.VARIABLE]
         if choice not in numerics.CHOICES:
             raise UsageError(
@@ -36,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         numerics.apply(choice)  # before a verb imports torch
         if getattr(arguments, "data_root", None) is not None:
+            if getattr(arguments, "data_verb", "") != "get":  # which may begin a new folder
+                _require_data_root(arguments.data_root)
             use_data_root(arguments.data_root)
         return int(importlib.import_module(f"bench.cli.{arguments.verb}").run(arguments) or 0)
     except BenchError as error:
@@ -44,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(
             "\nbench: interrupted; finished runs are kept, and the same command goes on from the "
-            "last epoch\n"
+            "last epoch\n  -> python -m bench status shows what is unfinished\n"
         )
         return 130
     except BrokenPipeError:  # the reader, `head` say, has seen enough
@@ -56,3 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         remedy = RESULTS.if_full if full else "check the folders the command names"
         sys.stderr.write(f"bench: {error}\n  -> {remedy}\n")
         return 2
+
+
+def _require_data_root(root: Path) -> None:
+    """Refuse a data root that was named and is not there; the default one is made when needed."""
+    from datasets.errors import UsageError
+    from datasets.fetch import default_data_root
+
+    if root != default_data_root() and not root.exists():
+        raise UsageError(
+            f"there is no folder {root}",
+            "correct --data-root, or make the folder; `data get` makes it by itself",
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.api import FoundRun, LaunchOptions, Skipped, expand_on_disk, find_run, make_request
 from bench.cli.output import log
 from bench.cli.parser import DEFAULT_RESULTS
-from bench.job import Job, parse_names, parse_overrides
+from bench.job import PUBLISHED_SEEDS, Job, parse_names, parse_overrides, parse_seeds
 from bench.resources import published_folder
 from bench.store import Store
 from datasets.catalogue import load_datasets
@@ -28,6 +28,7 @@ def launch_options(arguments: Namespace) -> LaunchOptions:
         resume=arguments.resume,
         threads=arguments.threads,
         device=arguments.device,
+        command=arguments.command,
     )
 
 
@@ -40,6 +41,7 @@ def expand_jobs(
     it, a missing one is an error if datasets are named one by one, and left out if by `all`:
     `explicit` says which, where the arguments do not.
     """
+    _warn_of_many_seeds(arguments.seeds)
     request = make_request(
         arguments.methods,
         arguments.datasets,
@@ -54,6 +56,16 @@ def expand_jobs(
     if explicit is None:
         explicit = "all" not in [name.strip() for name in arguments.datasets.split(",")]
     return expand_on_disk(request, explicit=explicit, log=log, need_data=need_data)
+
+
+def _warn_of_many_seeds(seeds: str) -> None:
+    """Print what a count means that may have been meant as the number of a seed."""
+    count = len(parse_seeds(seeds))
+    if "," not in seeds and count > len(PUBLISHED_SEEDS):
+        log(
+            f"--seeds {count} means {count} runs of every method and dataset, seeds 0 to "
+            f"{count - 1}; seed {count} alone is --seed {count}"
+        )
 
 
 def _network(arguments: Namespace) -> dict[str, str]:
@@ -83,9 +95,14 @@ def store_to_read(arguments: Namespace) -> Store:
         if results != DEFAULT_RESULTS:
             raise UsageError("--published and --results name two stores", "give one of them")
         return published_store()
+    return Store(require_results(results))
+
+
+def require_results(results: Path) -> Path:
+    """Return a results folder that is to be read; one that was named has to exist."""
     if results != DEFAULT_RESULTS and not results.is_dir():
         raise UsageError(f"there is no results folder {results}", "correct --results")
-    return Store(results)
+    return results
 
 
 def published_store() -> Store:

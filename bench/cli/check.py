@@ -6,6 +6,7 @@ from argparse import Namespace
 
 from bench.checking import check
 from bench.cli.output import log, print_json
+from datasets.errors import count_of
 
 
 def run(arguments: Namespace) -> int:
@@ -30,5 +31,5 @@ def run(arguments: Namespace) -> int:
         wrong = len({found.run_id for found in result.problems})
         again = f", {len(result.recomputed)} made again" if result.recomputed else ""
         counts = f"{len(result.problems)} problems in {wrong} of them, {len(result.notes)} notes"
-        print(f"{result.runs} runs checked{again}: {counts}")
+        print(f"{count_of(result.runs, 'run')} checked{again}: {counts}")
     return 0 if result.ok else 1

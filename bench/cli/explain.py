@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,8 +18,9 @@ from datasets.catalogue import get_dataset
 from datasets.errors import UsageError
 from methods.base import get_method, load_methods
 
-COLUMNS = ("image", "class", "leaf", "margin", "best leaf logits", "trained in that leaf")
-SHOWN_LOGITS, SHOWN_GROUPS = 4, 3  # of an image, in the table
+SHOWN_GROUPS = 3  # of a leaf, in the table
+STEPS = {"E": "easy", "H": "hard"}
+"""What the letters in the name of a leaf mean: whether the tree was right about such images."""
 
 
 def run(arguments: Namespace) -> None:
@@ -40,16 +41,44 @@ def run(arguments: Namespace) -> None:
     if arguments.json:
         print_json({"run_id": record.run_id, "images": [image.to_json() for image in images]})
         return
-    rows = [
-        (
-            *(image.id, image.predicted, image.path),
-            f"{image.margin:.2f}" if image.margin is not None else "-",
-            ", ".join(f"{k} {v:.1f}" for k, v in _highest(image.logits, SHOWN_LOGITS)),
-            ", ".join(f"{k} {v:,}" for k, v in _highest(image.leaf_makeup, SHOWN_GROUPS)),
-        )
-        for image in images
-    ]
-    print_table(title, COLUMNS, rows)
+    _print(title, images)
+
+
+def _print(title: str, images: Sequence[ExplainedImage]) -> None:
+    """Print a row an image; what it truly is where that is known."""
+    rows: list[dict[str, object]] = []
+    for image in images:
+        row: dict[str, object] = {"image": image.id}
+        if image.true_class is not None:
+            right = image.predicted == image.true_class
+            row |= {"true class": image.true_class, "group": image.group}
+            row |= {"predicted": image.predicted + ("" if right else "  (wrong)")}
+        else:
+            row |= {"predicted": image.predicted}
+        row |= {"leaf": image.path, "route": route_in_words(image.path)}
+        row["margin"] = _margin(image)
+        most = _highest(image.leaf_makeup, SHOWN_GROUPS)
+        row["most of its training images"] = ", ".join(f"{k} {v:,}" for k, v in most)
+        rows.append(row)
+    print_table(title, [*rows[0]], [[*row.values()] for row in rows])
+    log(
+        "route: at each split, easy if the tree so far was right about such images, hard if not; "
+        "margin: by how much the leaf's score leads that of the next one"
+    )
+
+
+def route_in_words(leaf: str) -> str:
+    """Return the route that the name of a leaf stands for."""
+    letters = leaf.rpartition(":")[2]
+    return ", then ".join(STEPS[one] for one in letters) if {*letters} <= {*STEPS} else ""
+
+
+def _margin(image: ExplainedImage) -> str:
+    if image.margin is None:
+        return "-"
+    others = {name: value for name, value in image.logits.items() if name != image.path}
+    following = _highest(others, 1)
+    return f"{image.margin:.2f}" + (f" over {following[0][0]}" if following else "")
 
 
 def _tree_of(record: Record) -> TreeRecord:

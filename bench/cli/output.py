@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.api import Grid, log_to_stderr
-from bench.job import Job, shown_split
+from bench.job import FIRST_DEVELOPMENT_SEED, Job, shown_split
 from bench.record import Status
 from bench.store import RunStatus
 from datasets.catalogue import get_dataset
@@ -49,7 +49,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title or None, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
@@ -84,6 +84,11 @@ def print_results(jobs: Sequence[Job], statuses: Mapping[str, RunStatus]) -> Non
                 cells.setdefault((job.method, job.dataset, job.variant), []).append(job)
         if cells:
             _print_cells(title, [*cells.values()], statuses)
+        if cells and split == "val":
+            log(
+                f"seeds from {FIRST_DEVELOPMENT_SEED} on are for development: no test figures, and "
+                "worst groups only where the method may see validation groups"
+            )
 
 
 def _print_cells(title: str, cells: list[list[Job]], statuses: Mapping[str, RunStatus]) -> None:
@@ -97,7 +102,7 @@ def _print_cells(title: str, cells: list[list[Job]], statuses: Mapping[str, RunS
     columns = {name: METRIC_COLUMNS[name] for name in METRIC_COLUMNS if name in headings} | headings
     rows = []
     for own, found in zip(cells, figures, strict=True):
-        notes = sorted({note for job in own for note in _notes(job)})
+        notes = sorted({note for job in own for note in job_notes(job)})
         states = [statuses[job.run_id].status.value for job in own]
         others = (f"{states.count(state)} {state}" for state in sorted({*states} - {"done"}))
         counts = ", ".join((f"{len(found)} of {len(own)}", *others))
@@ -122,7 +127,7 @@ def _headings(name: str, found: Sequence[Mapping[str, float | None]]) -> dict[st
     return headings
 
 
-def _notes(job: Job) -> list[str]:
+def job_notes(job: Job) -> list[str]:
     """Return what keeps a row out of the paper's tables."""
     changed = [f"{key}={value}" for key, value in job.overrides.items()]
     return job.labels + (changed if len(changed) <= 2 else [f"{len(changed)} settings changed"])

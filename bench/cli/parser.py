@@ -6,11 +6,18 @@ when it runs.
 
 from __future__ import annotations
 
-from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction
+from argparse import (
+    Action,
+    ArgumentParser,
+    ArgumentTypeError,
+    RawDescriptionHelpFormatter,
+    _SubParsersAction,
+)
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import numerics
+from bench.cli.hints import HintingParser
 from bench.paper.campaigns import CAMPAIGNS
 from bench.perf import DEFAULT_DATASETS
 from bench.tuning import TRIALS, WARM_UP
@@ -81,11 +88,26 @@ def _features(parser: ArgumentParser) -> None:
     _flag(parser, "--features", meaning)
 
 
+def _one_seed(text: str) -> str:
+    """Read the number of one seed, as `--seeds` has it."""
+    if not text.isascii() or not text.isdecimal():
+        raise ArgumentTypeError(f"one number is meant, as in --seed 3, but got '{text}'")
+    return f"{text},"
+
+
+def _seeds(parser: ArgumentParser, default: str | None, meaning: str) -> None:
+    """Add the two ways to say which seeds."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--seeds", default=default, metavar="N|A,B", help=meaning)
+    one = "this one seed: --seed 200, where --seeds 200 means two hundred"
+    either.add_argument("--seed", dest="seeds", type=_one_seed, metavar="S", help=one)
+
+
 def _selection(parser: ArgumentParser) -> None:
     """Add the arguments that name a grid of runs."""
     parser.add_argument("--methods", default="all", metavar="A,B", help="methods, or all")
     parser.add_argument("--datasets", default="all", metavar="A,B", help="datasets, or all")
-    parser.add_argument("--seeds", default="5", metavar="N|A,B", help="5 is 0..4; 3,7 is those two")
+    _seeds(parser, default="5", meaning="how many: 5 is 0 to 4; or which: 3,7 is those two")
     meaning = "which hyperparameters: paper (default), tuned, or for data without any small, ..."
     parser.add_argument("--preset", default="paper", help=meaning)
     meaning = "a network: a timm name, a LeNet, linear or mlp on features (backbone.name)"
@@ -189,7 +211,7 @@ def _run(parser: ArgumentParser) -> None:
 def _campaign(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help=", ".join(CAMPAIGNS))
     parser.add_argument("--datasets", default="all", metavar="A,B", help="datasets, or all")
-    parser.add_argument("--seeds", metavar="N|A,B", help="instead of its own")
+    _seeds(parser, default=None, meaning="instead of its own")
     _flag(parser, "--plan", "show the runs and their cost, and do nothing")
     _overrides(parser, "change a setting, which keeps runs out of the paper's tables")
     _flag(parser, "--quick", "smoke runs")
@@ -220,6 +242,9 @@ def _status(parser: ArgumentParser) -> None:
     _selection(parser)
     parser.set_defaults(methods=None, datasets=None)  # without either, all that is stored is shown
     _flag(parser, "--published", "show the published runs instead")
+    _flag(parser, "--runs", "a line for each run, also for those that are done")
+    meaning = "show it again every N seconds (default: 5) until nothing runs any more"
+    parser.add_argument("--watch", type=int, nargs="?", const=5, metavar="N", help=meaning)
     _paths(parser)
 
 
@@ -344,37 +369,46 @@ def _doctor(parser: ArgumentParser) -> None:
 
 
 VERBS: Mapping[str, tuple[str, Callable[[ArgumentParser], None]]] = {
-    "demo": ("every method on synthetic data, then the report", _demo),
-    "list": ("methods with their tiers, datasets, what is on disk", _list),
-    "data": ("get, verify and stand in for datasets; add your own", _data),
-    "plan": ("what run would do, and its cost", _plan),
-    "run": ("run methods on datasets and print the table", _run),
+    "demo": ("see a shortcut learnt and undone: two minutes, no data needed", _demo),
+    "list": ("methods, datasets, and which data are on disk", _list),
+    "data": ("get and verify datasets; register your own images", _data),
+    "plan": ("what run would do, and how long it would take", _plan),
+    "run": ("train what is missing and print the table", _run),
     "campaign": ("the runs behind one of the paper's tables", _campaign),
-    "tune": ("search a method's hyperparameters under its own tier", _tune),
-    "status": ("what is done, running, failed", _status),
+    "tune": ("search a method's settings with what it may see", _tune),
+    "status": ("what is done, running, unfinished or failed", _status),
     "cancel": ("take runs off the cluster", _cancel),
-    "show": ("one run in full", _show),
-    "explain": ("route images through a trained tree", _explain),
+    "show": ("one run: its numbers, settings and cost", _show),
+    "explain": ("where images go in a trained tree, and why", _explain),
     "predict": ("label images by a model that was kept", _predict),
     "slices": ("which part of the data a run fails on", _slices),
-    "report": ("measured numbers beside the paper's", _report),
+    "report": ("a page with every table and figure, the paper's beside them", _report),
     "check": ("whether stored runs are what their records say", _check),
     "publish": ("put checked runs among the published ones", _publish),
     "clean": ("what takes room besides runs, and free it", _clean),
-    "perf": ("how fast the loop is, against the network alone", _perf),
+    "perf": ("how fast training is on this machine", _perf),
     "doctor": ("whether this machine is in order, and what to do if not", _doctor),
     "new": ("begin a method or dataset of your own", _new),
     "test": ("the contract tests on a method or dataset of your own", _test),
 }
 """What each is for, and what adds its arguments."""
 
+PURPOSES: Mapping[str, tuple[str, ...]] = {
+    "see what this is": ("demo", "list"),
+    "compare methods": ("data", "plan", "run", "campaign", "tune"),
+    "see how runs are doing": ("status", "cancel", "clean"),
+    "read results": ("report", "show", "explain", "slices", "predict"),
+    "check and share results": ("check", "publish"),
+    "build your own": ("new", "test", "perf"),
+}
+"""The verbs by what one wants to do, as the overview lists them."""
+
 EXAMPLES = {
     "": (
         "demo",
-        "list",
-        "run --methods erm --datasets umnist,cmnist --seeds 3",
-        "data get waterbirds",
-        "status --json",
+        "run --methods erm,nct --datasets cmnist --seeds 1",
+        "data add pets ~/pictures/pets",
+        "report --out report",
     ),
     "demo": ("demo --out demo",),
     "list": ("list --json | jq '.datasets[].name'",),
@@ -389,6 +423,7 @@ EXAMPLES = {
     "run": (
         "run --methods erm --datasets all --seeds 5",
         "run --methods erm --datasets umnist --seeds 3,7 --set umnist.hflip=true",
+        "run --methods nct --datasets cmnist --seed 200",
         "run --methods nct,jtt --datasets all --seeds 5 --cluster slurm/h100.toml",
         "run --methods erm,nct,george --datasets pets --preset small --seeds 3",
         "run --methods erm --datasets waterbirds --data-root standins \\\n"
@@ -403,7 +438,11 @@ EXAMPLES = {
         "tune --method nct --dataset umnist --show",
         "run --methods nct --datasets umnist --seeds 5 --preset tuned",
     ),
-    "status": ("status --methods erm --datasets umnist --seeds 5", "status --published"),
+    "status": (
+        "status --watch",
+        "status --methods erm --datasets umnist --seeds 5",
+        "status --published --runs",
+    ),
     "cancel": ("cancel", "cancel nct-celeba-s3 jtt-celeba-s3"),
     "show": ("show erm-umnist-s0 --json",),
     "explain": (
@@ -438,19 +477,38 @@ EXAMPLES = {
 
 def make_parser() -> ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = ArgumentParser(
-        prog="python -m bench",
-        description="Robust image classification under spurious correlations.",
-        epilog=_epilog(""),
-        formatter_class=RawDescriptionHelpFormatter,
-    )
+    parser = _Overview(prog="python -m bench", formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(
+        dest="verb", required=True, metavar="VERB", parser_class=HintingParser
+    )
     for name, (summary, add_arguments) in VERBS.items():
         verb = verbs.add_parser(name, help=summary, epilog=_epilog(name))
+        verb.description = summary[0].upper() + summary[1:] + "."
         verb.formatter_class = RawDescriptionHelpFormatter
         add_arguments(verb)
     return parser
+
+
+class _Overview(HintingParser):
+    """The parser whose help lists the verbs by what one wants to do."""
+
+    def format_help(self) -> str:
+        """Return the overview."""
+        return overview()
+
+
+def overview() -> str:
+    """Return every verb with what it is for, by what one wants to do."""
+    lines = [
+        "usage: python -m bench VERB ...",
+        "",
+        "Train and compare image classifiers that do not fall for shortcuts.",
+    ]
+    for purpose, names in PURPOSES.items():
+        lines += ["", f"to {purpose}:", *(f"  {name:9} {VERBS[name][0]}" for name in names)]
+    more = "python -m bench VERB --help explains a verb; --version prints the version."
+    return "\n".join([*lines, "", _epilog("").rstrip(), "", more]) + "\n"
 
 
 def _epilog(verb: str) -> str:

@@ -8,15 +8,19 @@ from argparse import Namespace
 from bench.api import Grid, log_unreadable, survey
 from bench.cli.arguments import expand_jobs, published_store
 from bench.cli.output import log, print_json, print_table
+from bench.cli.parser import DEFAULT_RESULTS
 from bench.cost import ExpectedCost
 from bench.job import input_notes
 from bench.store import Store
+from datasets.errors import count_of
 
 
 def run(arguments: Namespace) -> None:
     """Print the matrix; datasets need not be on disk."""
     jobs, skipped = expand_jobs(arguments, need_data=False)
     store = published_store() if arguments.published else Store(arguments.results)
+    if arguments.results != DEFAULT_RESULTS and not store.root.is_dir():
+        log(f"there is no results folder {store.root} yet: nothing is done in it")
     grid = survey(jobs, store, skipped, expected=True)
     print_plan(grid, as_json=arguments.json, published=arguments.published)
 
@@ -35,7 +39,9 @@ def print_plan(grid: Grid, *, as_json: bool, published: bool = False) -> None:
         for job in grid.jobs
     ]
     done = f"{grid.counts()['done']} {'published' if published else 'done'}"
-    print_table(f"{len(grid.jobs)} runs, {done}", ("run", "state", "expected", "preset"), rows)
+    print_table(
+        f"{count_of(len(grid.jobs), 'run')}, {done}", ("run", "state", "expected", "preset"), rows
+    )
     assert grid.expected is not None and grid.remaining is not None
     print(f"all of them: {_described(grid.expected)}")
     if (to_run := grid.to_run()) and not published:
@@ -52,7 +58,7 @@ def _described(cost: ExpectedCost) -> str:
     if cost.unknown and not cost.standalone:
         return "unknown"
     shared = f"{_seconds(cost.shared)} of one worker with shared stages counted once"
-    unknown = f", plus {cost.unknown} runs of unknown cost" if cost.unknown else ""
+    unknown = f", plus {count_of(cost.unknown, 'run')} of unknown cost" if cost.unknown else ""
     guessed = (
         f"; {cost.estimated} of them by an estimate: image passes times the network's speed, "
         "measured on this machine"

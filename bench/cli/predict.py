@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
+from bench.cli.arguments import require_results
 from bench.cli.output import log, print_json
 from bench.models import label_files, load_model
 from datasets.errors import UsageError
@@ -17,7 +18,9 @@ def run(arguments: Namespace) -> int:
         raise UsageError("--json and --out are two ways to write", "give one of them")
     unreadable: list[str] = []
     table = label_files(
-        load_model(arguments.run, arguments.results), arguments.path, unreadable.append
+        load_model(arguments.run, require_results(arguments.results)),
+        arguments.path,
+        unreadable.append,
     )
     for problem in unreadable:
         log(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import replace
 
-from bench.cli.arguments import frozen_setting
+from bench.cli.arguments import frozen_setting, require_results
 from bench.cli.output import log, print_json, print_table
 from bench.job import parse_overrides
 from bench.launch.profile import read_profile
@@ -30,6 +30,7 @@ def run(arguments: Namespace) -> int:
         overrides={**frozen_setting(arguments), **parse_overrides(arguments.set)},
     )
     if arguments.show:
+        require_results(arguments.results)
         _show(tuning, arguments)
         return 0
     if arguments.cluster is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,16 +21,18 @@ def launch(
     wait: bool = True,
     workers: int | None = None,
     retries: int = 0,
+    expected: Mapping[str, float] | None = None,
 ) -> list[Record]:
     """Run jobs and return the records of those that ended; failed ones are among them.
 
     Without a profile they run in worker processes on this machine; else on that cluster, and
     `wait` follows them to their end. What a cluster has already been asked for is not asked for
-    again, but followed like the rest.
+    again, but followed like the rest. `expected` has the seconds of runs, by id, where known.
     """
     from bench.launch.pool import FixedJobs, default_workers, run_pool
     from bench.launch.progress import progress_display
     from bench.launch.queue import follow, submitted_runs
+    from bench.launch.remaining import WithRemaining
     from bench.launch.scheduler import require_cluster
     from bench.store import Store
 
@@ -40,14 +42,15 @@ def launch(
     own = [job for job in jobs if job.run_id not in submitted]
     if len(own) < len(jobs):
         what = "followed" if profile is not None and wait else "left alone"
-        log(f"{len(jobs) - len(own)} runs are queued or running on a cluster already: {what}")
+        log(f"queued or running on a cluster already: {len(jobs) - len(own)}, {what}")
     prepare(own, options)
     if profile is None or cluster is None:
         if not own:
             return []
         prepare_features(own, options)
         workers = min(len(own), workers or default_workers(own, options.device))
-        with progress_display(len(own)) as display:
+        with progress_display(len(own)) as shown:
+            display = WithRemaining(shown, expected or {}, workers, log)
             return run_pool(FixedJobs(own), options, workers, display, retries)
     from bench.launch.slurm import submit
 

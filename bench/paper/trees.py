@@ -23,11 +23,12 @@ from bench.reporting.table import Cell, CellKey, Table
 from datasets.base import Facts, LabelledSplit
 from datasets.config import Values, as_plain, build_config, field_types
 from datasets.decode import decode
-from datasets.errors import BenchError, UsageError
+from datasets.errors import BenchError, DataCorrupt, UsageError
 from datasets.files import storage_errors
 from datasets.images import ImageBatch
 from methods.base import Fitted, Selected
 
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 METHOD = "nct"  # also the key under which a record's details have the tree
 tree_table = partial(
     Table,
@@ -280,6 +281,9 @@ def group_looks(record: Record) -> dict[str, dict[str, Any]]:
 
 def write_tree_picture(record: Record, tree: TreeRecord, path: Path) -> None:
     """Draw the chosen tree of a run to a file (png, svg, pdf)."""
+    if path.suffix not in PICTURE_SUFFIXES:
+        endings = ", ".join(PICTURE_SUFFIXES)
+        raise UsageError(f"a tree cannot be drawn to {path}", f"end its name with {endings}")
     with plots.house_style(), storage_errors(path):
         width, height = 0.7 * len(tree.chosen.leaves), 1.2 * len(tree.levels) + 0.8
         figure = plots.new_figure(max(6.0, width), height)
@@ -366,7 +370,15 @@ def explain_samples(
 
 def batch_from_files(files: Sequence[Path], facts: Facts) -> ImageBatch:
     """Read images from files, in colour or grey as the dataset has them, at their own sizes."""
-    return to_batch([decode(file) for file in files], facts.channels)
+    images = []
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"there is no image {file}", "correct --images")
+        try:
+            images.append(decode(file))
+        except DataCorrupt as error:
+            raise DataCorrupt(error.message, "give an image that a viewer opens") from error
+    return to_batch(images, facts.channels)
 
 
 def positions_of(split: LabelledSplit, ids: Sequence[int]) -> Tensor:

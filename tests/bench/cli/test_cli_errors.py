@@ -197,7 +197,7 @@ def test_plug_ins_whose_names_could_be_no_folder(
     ("words", "parts"),
     [
         (["rnu"], ["invalid choice: 'rnu'", "'run'"]),
-        ([], ["required: VERB"]),
+        (["--quick"], ["required: VERB"]),
         (["data", "gte"], ["invalid choice: 'gte'", "'get'"]),
         (["run", "--workers", "two"], ["--workers: invalid int value: 'two'"]),
         (["run", "--rerun", "sometimes"], ["invalid choice: 'sometimes'", "'failed'"]),
@@ -211,17 +211,63 @@ def test_words_the_parser_does_not_know(words: list[str], parts: list[str], cli:
 
 def test_missing_dataset_names_the_command(tmp_path: Path, cli: Any) -> None:
     root, results = tmp_path / "data", tmp_path / "results"
+    root.mkdir()
     refused(
         cli(*run_words(root, results, "--datasets", "waterbirds")),
         f"not on disk: waterbirds (looked in {root})",
         f"-> python -m bench data get waterbirds --data-root {root}",
     )
+    assert list(tmp_path.iterdir()) == [root]
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "list", "status", "data verify cmnist"])
+def test_data_root_that_is_not_there(verb: str, tmp_path: Path, cli: Any) -> None:
+    root = tmp_path / "mistyped"
+    told = cli(*verb.split(), "--data-root", root)
+    refused(told, f"there is no folder {root}", "-> correct --data-root")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("run --methods nct jtt", "several are written with commas: --methods nct,jtt"),
+        ("run --datasets umnist, cmnist", "with commas: --datasets umnist,cmnist"),
+        ("plan --seeds 1 2 3 --quick", "with commas: --seeds 1,2,3"),
+        ("run --method nct", "did you mean '--methods'?"),
+        ("run --jobs 2", "here that is --workers"),
+        ("run --dry-run", "here that is the verb plan"),
+        ("report --output x", "here that is --out"),
+        ("run --methods NCT", "did you mean 'nct'?"),
+        ("run --methods GroupDRO", "did you mean 'groupdro'?"),
+        ("run --datasets CMNIST", "did you mean 'cmnist'?"),
+        ("rnu", "did you mean 'run'?"),
+        ("run --rerun allways", "did you mean 'always'?"),
+        ("run --seed 1 --seeds 2", "not allowed with argument"),
+        ("run --seed 1,2", "one number is meant, as in --seed 3, but got '1,2'"),
+        ("campaign Main", "did you mean 'main'?"),
+    ],
+)
+def test_nearest_names(words: str, hint: str, tmp_path: Path, cli: Any) -> None:
+    refused(cli(*words.split()), hint)
+
+
+def test_one_seed_and_many(digits_root: Path, tmp_path: Path, cli: Any) -> None:
+    words = ("--methods", "erm", "--datasets", "cmnist", "--data-root", digits_root)
+    words = ("plan", *words, "--results", tmp_path, "--json")
+    one = cli(*words, "--seed", "200")
+    assert [run["seed"] for run in one.json["runs"]] == [200]
+    assert "--seed" not in one.err
+    many = cli(*words, "--seeds", "200")
+    assert many.json["total"] == 200
+    assert "200 runs of every method and dataset, seeds 0 to 199" in many.err
+    assert "seed 200 alone is --seed 200" in many.err
 
 
 @pytest.mark.usefixtures("no_mnist_source")
 def test_nothing_on_disk_at_all(tmp_path: Path, cli: Any) -> None:
     root, results = tmp_path / "data", tmp_path / "results"
+    root.mkdir()
     outcome = cli(*run_words(root, results, "--datasets", "all"))
     refused(outcome, "there is nothing to run: no dataset is on disk")
     for name in ("waterbirds", "celeba", "isic", "umnist", "cmnist"):
@@ -402,13 +448,14 @@ def test_record_of_a_newer_version_asks_for_an_update(tmp_path: Path, cli: Any) 
 
 def test_wrong_use_of_data(tmp_path: Path, cli: Any) -> None:
     root = tmp_path / "data"
+    root.mkdir()
     refused(cli("data", "get", "nonsense", "--data-root", root), "no 'nonsense'", "known: mnist")
     refused(cli("data", "get", "waterbird", "--data-root", root), "did you mean 'waterbirds'?")
     refused(cli("data", "verify", "nonsense", "--data-root", root), "unknown dataset", "->")
     refused(cli("data", "verify", "celeba", "--data-root", root), "-> python -m bench data get")
     standin = ("data", "standin", "mnist", "--root", root, "--size")
     refused(cli(*standin, "5"), "size must be at least 40 but got 5", "->")
-    assert not root.exists()
+    assert not [*root.iterdir()]
 
 
 def test_standin_does_not_touch_real_data(tmp_path: Path, cli: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench import api
-from bench.cli.parser import DEVELOPMENT_SEED, EXAMPLES, RERUN, VERBS
+from bench.cli.parser import DEVELOPMENT_SEED, EXAMPLES, PURPOSES, RERUN, VERBS
 from bench.job import FIRST_DEVELOPMENT_SEED
 
 Cli = Callable[..., Any]
@@ -64,8 +64,24 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
 def test_every_verb_has_a_file_and_an_example() -> None:
     files = {path.stem for path in (HOUSE / "bench" / "cli").glob("*.py")}
     halves = {"own_data"}  # of `data`
-    assert files == {*VERBS, *halves, "__init__", "arguments", "output", "parser"}
+    assert files == {*VERBS, *halves, "__init__", "arguments", "hints", "output", "parser"}
     assert EXAMPLES.keys() == {*VERBS, ""}
+
+
+def test_every_verb_has_one_purpose() -> None:
+    listed = [name for names in PURPOSES.values() for name in names]
+    assert sorted(listed) == sorted(VERBS)
+
+
+def test_nothing_typed_shows_every_verb_by_purpose(cli: Cli) -> None:
+    told = cli()
+    assert (told.code, told.err) == (0, "")
+    for purpose, names in PURPOSES.items():
+        _, _, below = told.out.partition(f"to {purpose}:\n")
+        part = below.partition("\n\n")[0].splitlines()
+        assert [line.split()[0] for line in part] == [*names]
+    assert cli("--help").out == told.out
+    assert "python -m bench demo" in told.out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,62 @@
+"""README, results page and lab notes say what the published runs say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.paper import front_page
+from bench.paper.front_picture import draw
+
+REMEDY = "run: python -m bench.paper.front_page"
+
+
+def test_pages_are_not_stale() -> None:
+    assert front_page.stale_pages() == [], REMEDY
+    assert not front_page.picture_is_stale(), REMEDY
+
+
+def test_a_stale_page_is_noticed_and_refreshed(tmp_path: Path) -> None:
+    for name in front_page.BLOCKS:
+        text = (front_page.TREE / name).read_text(encoding="utf-8")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text.replace("73.6", "99.9"), encoding="utf-8")
+    assert front_page.stale_pages(tmp_path) == [
+        "README.md",
+        "results/README.md",
+        "docs/lab-notes.md",
+    ]
+    front_page.refresh(tmp_path)
+    assert front_page.stale_pages(tmp_path) == []
+    assert not front_page.picture_is_stale(tmp_path)
+
+
+def test_a_page_without_its_block_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'results' is there 0 times"):
+        front_page.with_blocks("nothing", front_page.BLOCKS["README.md"])
+
+
+def test_wins_and_losses_are_both_named() -> None:
+    scores = front_page.scores("umnist")
+    first, *_, last = scores.values()
+    assert first.mean >= last.mean
+    text = "\n".join(front_page.findings())
+    place = [*scores].index("nct") + 1
+    rank = f"the lowest of {len(scores)}" if place == len(scores) else f"number {place} of"
+    assert f"NCT {scores['nct'].text}, {rank}" in text
+    biased = front_page.scores("cmnist", front_page.BIASED)
+    assert all(score.text in text for score in biased.values())
+
+
+def test_readme_is_short_and_its_pictures_are_there() -> None:
+    text = (front_page.TREE / "README.md").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= 250
+    assert any(line.startswith("pip install -e . && python -m bench run") for line in lines)
+    assert any(line.startswith("pip install -e '.[test]' && python -m pytest") for line in lines)
+
+
+def test_the_picture_says_its_numbers(tmp_path: Path) -> None:
+    draw(tmp_path / "picture.svg")
+    assert front_page.picture_text() in (tmp_path / "picture.svg").read_text(encoding="utf-8")
