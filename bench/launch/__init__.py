@@ -50,8 +50,8 @@ def launch(
         prepare_features(own, options)
         workers = min(len(own), workers or default_workers(own, options.device))
         with progress_display(len(own)) as shown:
-            display = WithRemaining(shown, expected or {}, workers, log)
-            return run_pool(FixedJobs(own), options, workers, display, retries)
+            timed = WithRemaining(shown, expected or {}, workers, log)
+            return run_pool(FixedJobs(own), options, workers, timed, retries)
     from bench.launch.slurm import submit
 
     if own:
