@@ -225,7 +225,9 @@ def _with_attribute(table: pd.DataFrame, options: AddOptions) -> tuple[pd.DataFr
     columns = [as_text(table[f"{META}{name}"]) for name in named]
     different = len(pd.concat(columns, axis=1).dropna().drop_duplicates())
     for joint in JOINTS:  # the first that tells "a_b" and "c" from "a" and "b_c"
-        joined = columns[0].str.cat(columns[1:], sep=joint) if columns[1:] else columns[0]
+        joined = columns[0]
+        for more in columns[1:]:
+            joined = joined + joint + more
         if joined.nunique() == different:
             break
     return table.assign(attribute=joined.mask(joined == "")), notes
