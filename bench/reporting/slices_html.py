@@ -16,8 +16,9 @@ from bench.job import shown_split
 from bench.reporting.html import TEMPLATES
 from bench.reporting.latex import TemplateFolder
 from bench.reporting.names import dataset_title, group_title, method_title
+from bench.slice_accuracy import ALPHA, LEVEL, Accuracy
 from bench.slice_report import SPLIT_WORDS, SliceReport
-from bench.slices import ALPHA, LABELS, LEVEL, Accuracy, Slice, Trait
+from bench.slices import LABELS, Slice, Trait
 from datasets.base import SPLITS
 
 MANY_GROUPS = 12  # of which a table of overlaps shows the most frequent

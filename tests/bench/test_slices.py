@@ -9,21 +9,17 @@ import pandas as pd
 import pytest
 from scipy.stats import binomtest
 
+from bench.slice_accuracy import Accuracy, fisher, holm, newcombe, wilson
 from bench.slices import (
     UNKNOWN,
-    Accuracy,
     Analysis,
     Names,
     accuracies,
     analyse,
     describe,
-    fisher,
-    holm,
-    newcombe,
     quartiles,
     table,
     traits_of,
-    wilson,
 )
 
 NAMES = Names(("cat", "dog"), ("cat, day", "cat, night", "dog, day", "dog, night"))

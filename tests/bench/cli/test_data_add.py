@@ -327,6 +327,14 @@ BAD: dict[str, tuple[Maker, str]] = {
         lambda path: _renamed(table_of(path), "y", "kind"),
         "has no column of labels",
     ),
+    "columns that are not separated by commas": (
+        lambda path: _separated(table_of(path)),
+        "separate the columns by commas",
+    ),
+    "labels that are measurements": (
+        rows_with(y=np.arange(60) / 7),
+        "and 50 more classes",
+    ),
     "no column of files": (
         lambda path: _renamed(table_of(path), "img_filename", "number"),
         "has no column of files",
@@ -379,6 +387,12 @@ def _renamed(folder: Path, old: str, new: str) -> Path:
     return folder
 
 
+def _separated(folder: Path) -> Path:
+    path = folder / "metadata.csv"
+    pd.read_csv(path).to_csv(path, index=False, sep=";")
+    return folder
+
+
 def _cut(folder: Path) -> Path:
     path = folder / "metadata.csv"
     pd.read_csv(path)[:0].to_csv(path, index=False)
@@ -425,6 +439,29 @@ def test_wrong_words_get_one_message_and_leave_nothing(kind: str, home: Path, cl
     table_of(home / "birds")
     words, part = WRONG_WORDS[kind]
     one_refusal(home, cli("data", "add", *words, "--data-root", home / "data"), part)
+
+
+def test_rows_have_no_resolution(home: Path, cli: Cli) -> None:
+    features_of(home / "rows.npz")
+    words = ("rows", "rows.npz", "--resolution", "64", "--data-root", home / "data")
+    one_refusal(home, cli("data", "add", *words), "rows of features have no --resolution")
+
+
+def test_groups_are_told_apart_whatever_they_are_called(home: Path, cli: Cli) -> None:
+    """Labels a and a_b with places b_c and c: "a_b_c" would be two groups."""
+    even = lambda table: table.index // 6 % 2 == 0  # noqa: E731
+    table_of(
+        home / "birds",
+        y=lambda table: np.where(table["y"] == 0, "a", "a_b"),
+        place=lambda table: np.where(even(table), "b_c", "c"),
+        season=lambda table: np.where(table.index // 12 % 2 == 0, "c", "b_c"),
+        time=lambda table: np.where(even(table), "x", "x_b"),
+    )
+    root = ("--data-root", "data", "--json")
+    said = cli("data", "add", "one", "birds", "--groups", "place", *root).json
+    assert said["groups"] == ["a__b_c", "a__c", "a_b__b_c", "a_b__c"]
+    said = cli("data", "add", "two", "birds", "--groups", "time,season", *root).json
+    assert len({*said["groups"]}) == 8  # two labels, two times, two seasons
 
 
 def test_groups_that_are_partly_empty_are_refused(home: Path, cli: Cli) -> None:
