@@ -365,8 +365,8 @@ def explain_samples(
 
 
 def batch_from_files(files: Sequence[Path], facts: Facts) -> ImageBatch:
-    """Read images from files, in colour or grey as the dataset has them, at their own sizes."""
-    return to_batch([decode(file) for file in files], facts.channels)
+    """Read images from files, in colour or grey as the dataset has them."""
+    return to_batch([decode(file, facts.bound) for file in files], facts.channels)
 
 
 def positions_of(split: LabelledSplit, ids: Sequence[int]) -> Tensor:
