@@ -22,7 +22,7 @@ from datasets.fetch import use_data_root
 pytestmark = pytest.mark.slow
 
 WaitUntil = Callable[[Callable[[], Any]], Any]
-COUNT, EPOCHS = 240, 40
+COUNT, EPOCHS = 160, 25
 SLOWLY = """
 import sys, time
 import bench
