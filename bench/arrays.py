@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from datasets.bounded import Bound
 from datasets.decode import decode
 from datasets.errors import DataCorrupt, UsageError
 from datasets.features import FeatureRows
@@ -196,9 +197,12 @@ def find_image_files(path: Path) -> list[Path]:
 
 
 def read_batches(
-    files: Sequence[Path], channels: int, unreadable: Callable[[str], None]
+    files: Sequence[Path],
+    channels: int,
+    unreadable: Callable[[str], None],
+    bound: Bound | None = None,
 ) -> Iterator[tuple[list[Path], ImageBatch]]:
-    """Read image files at their own sizes, in colour or grey, some at a time.
+    """Read image files, in colour or grey, some at a time, scaled down to a bound if there is one.
 
     A file that cannot be read is left out, and `unreadable` is told what is wrong with it.
     """
@@ -206,7 +210,7 @@ def read_batches(
     arrays: list[npt.NDArray[np.uint8]] = []
     for file in files:
         try:
-            array = decode(file)
+            array = decode(file, bound)
         except DataCorrupt as error:
             unreadable(error.message)
             continue

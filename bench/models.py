@@ -25,6 +25,7 @@ from bench.record import SCHEMA_VERSION, Record
 from bench.resources import published_folder
 from bench.store import MODEL, Store
 from datasets.base import BackboneSpec, Facts
+from datasets.bounded import Bound
 from datasets.catalogue import get_dataset
 from datasets.config import Values, as_plain, build_config, coerce, field_types, read_stored
 from datasets.errors import BenchError, DataCorrupt, DataMissing, UsageError
@@ -57,6 +58,7 @@ class ModelCard:
         codes: short class names, of which the names of leaves are made.
         transform: how an image is brought to the network.
         dataset, protocol: what it was trained on.
+        bound: what image files are scaled down to before that, as they were for training.
     """
 
     method: str
@@ -71,6 +73,7 @@ class ModelCard:
     dataset: str = ""
     protocol: str = ""
     format: int = FORMAT
+    bound: Bound | None = None
 
     @staticmethod
     def of(
@@ -92,6 +95,7 @@ class ModelCard:
             dataset=facts.name,
             protocol=facts.protocol,
             format=FROZEN_FORMAT if frozen else FORMAT,
+            bound=facts.bound,
         )
 
     @staticmethod
@@ -101,7 +105,7 @@ class ModelCard:
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata of a model's file."""
-        return {METADATA: to_json(vars(self))}
+        return {METADATA: to_json({**as_plain(self), "format": self.format})}
 
     @staticmethod
     def from_metadata(text: str) -> ModelCard:
@@ -390,7 +394,7 @@ def label_files(
     files = find_image_files(path)
     parts = [
         _labelled(model, {"file": [str(name) for name in names]}, *model.apply_batch(batch))
-        for names, batch in read_batches(files, model.card.channels, unreadable)
+        for names, batch in read_batches(files, model.card.channels, unreadable, model.card.bound)
     ]
     if not parts:
         raise DataCorrupt(f"none of the images in {path} can be read", "give others")

@@ -19,7 +19,8 @@ def run(arguments: Namespace) -> int:
             print(finding.line(), flush=True)
     counts = Counter(finding.level for finding in findings)
     if arguments.json:
-        print_json({"findings": [asdict(finding) for finding in findings], **counts})
+        levels: dict[str, object] = dict(counts)
+        print_json({"findings": [asdict(finding) for finding in findings], **levels})
     elif counts[FAIL]:
         log(f"{counts[FAIL]} to be put right, {counts[WARN]} to know about")
     return int(counts[FAIL] > 0)

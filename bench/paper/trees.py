@@ -369,13 +369,13 @@ def explain_samples(
 
 
 def batch_from_files(files: Sequence[Path], facts: Facts) -> ImageBatch:
-    """Read images from files, in colour or grey as the dataset has them, at their own sizes."""
+    """Read images from files, in colour or grey as the dataset has them."""
     images = []
     for file in files:
         if not file.is_file():
             raise UsageError(f"there is no image {file}", "correct --images")
         try:
-            images.append(decode(file))
+            images.append(decode(file, facts.bound))
         except DataCorrupt as error:
             raise DataCorrupt(error.message, "give an image that a viewer opens") from error
     return to_batch(images, facts.channels)
