@@ -103,11 +103,12 @@ def _items(store: Store, busy: bool) -> Iterator[Item]:
         unfinished = name != folder.name
         paths = (folder,) if unfinished else (folder, *audit)
         yield Item("work" if unfinished else "stages", paths, lock, busy or lock.held())
-    if store.root == store.features.parent:  # else they are those of the folder of the study
-        for folder in _inside(store.features):
-            if folder.is_dir():
-                lock = Lock(store.features / f"{folder.name.removesuffix('.work')}.lock")
-                yield Item("features", (folder,), lock, busy or lock.held())
+    if store.root == store.features.parent:  # a study's are those of the folder that it is in
+        for folder in filter(Path.is_dir, _inside(store.features)):
+            name = folder.name.removesuffix(".work")
+            lock = Lock(store.features / f"{name}.lock")
+            kind = "features" if name == folder.name else "work"
+            yield Item(kind, (folder,), lock, busy or lock.held())
     for file in _inside(store.audits):
         if file.suffix == ".jsonl" and file.stem not in names:
             yield Item("audits", (file,), in_use=busy)

@@ -179,6 +179,8 @@ def full(own: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda *_: str(tmp_path / "cache"))
     fill(own.stages / "erm-0123")
     fill(own.stages / "erm-4567.work")
+    fill(own.features / "birds-train-0123")
+    fill(own.features / "birds-val-4567.work")
     fill(own.work / "erm-cmnist-s9-aaaaaaaaaa")
     fill(own.launches / "ended-1")
     (own.launches / "ended-1" / "launch.json").write_text("{}")
@@ -210,7 +212,8 @@ def test_clean_shows_first(cli: Cli, full: Store) -> None:
     found = clean(cli, full)
     assert {kind: (row["items"], row["bytes"]) for kind, row in found.items()} == {
         "stages": (1, 1100),
-        "work": (2, 2100),
+        "features": (1, 1000),
+        "work": (3, 3100),
         "audits": (1, 100),
         "launches": (1, 1002),
         "decoded": (1, 1500),
@@ -251,6 +254,7 @@ def test_clean_leaves_what_a_running_run_may_need(cli: Cli, full: Store) -> None
     with full.lock("erm-cmnist-s9-aaaaaaaaaa").hold(wait=False):
         found = clean(cli, full, "--yes")
     assert {kind for kind, row in found.items() if row["freed"]} == {"launches"}
+    assert (full.features / "birds-train-0123").exists()
     assert (full.work / "erm-cmnist-s9-aaaaaaaaaa" / "content").exists()
     assert (full.stages / "erm-0123").exists()
 
@@ -273,5 +277,5 @@ def test_clean_leaves_a_stage_that_is_being_made(cli: Cli, full: Store) -> None:
 def test_clean_does_not_know_other_kinds(cli: Cli, full: Store) -> None:
     told = cli("clean", "runs", "--results", full.root)
     assert told.code == 2
-    assert "unknown kind 'runs'" in told.err and "stages, work" in told.err
+    assert "unknown kind 'runs'" in told.err and "stages, features" in told.err
     assert "did you mean 'stages'" in cli("clean", "stage", "--results", full.root).err
