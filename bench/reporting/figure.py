@@ -423,6 +423,6 @@ TRAINING_TIME = FigureSpec(
 BOARDS = FigureSpec(
     *("worst_groups", "Worst groups", draw_boards),
     look="The further right, the better a method does on the group that the shortcut hurts most; "
-    "bars that overlap are differences that these seeds do not show.",
+    "where bars overlap, the seeds at hand may not tell two methods apart.",
     first=True,
 )
