@@ -141,6 +141,7 @@ def registered() -> Iterator[None]:
         sys.modules.pop("smooth", None)
 
 
+@pytest.mark.slow
 def test_the_readmes_python_runs(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = [code for language, code in blocks("README.md") if language == "python"]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
@@ -151,6 +152,7 @@ def test_the_readmes_python_runs(reader: Path, capsys: pytest.CaptureFixture[str
     assert len(names["ours"]) > 200
 
 
+@pytest.mark.slow
 def test_the_method_in_the_docs_runs(reader: Path) -> None:
     method, use = [
         code for language, code in blocks("docs/add-a-method.md") if language == "python"
