@@ -43,8 +43,6 @@ ONLY_PARSED = {
     "bench publish": "test_store_commands.py; it writes into the tree",
     "bench check submission": "a folder of the reader's own",
     "data get waterbirds": "a gigabyte from elsewhere",
-    "data get celeba": "prints steps; test_fetch.py",
-    "data get isic": "prints steps; test_fetch.py",
     "data get weights": "from elsewhere",
     "data get mnist": "from elsewhere",
     "data get NAME": "a placeholder",
