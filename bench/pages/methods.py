@@ -27,9 +27,7 @@ def method_pages() -> dict[str, str]:
     """Return the page of every registered method, and one that lists them, by path in the site."""
     methods = sorted(load_methods().values(), key=lambda method: (method.order, method.name))
     pages = {f"methods/{method.name}.md": method_page(method) for method in methods}
-    rows = [
-        (f"[{m.title}]({m.name}.md)", *_seen(m), describe(_docstring(m)).summary) for m in methods
-    ]
+    rows = [(f"[{m.title}]({m.name}.md)", *_seen(m), idea_of(m)) for m in methods]
     head = ("method", "sees training groups", "sees validation groups", "interpretable", "idea")
     introduction = (
         "A method sees the group labels of a split only where its tier says so; the harness "
@@ -41,9 +39,9 @@ def method_pages() -> dict[str, str]:
 
 def method_page(method: Method) -> str:
     """Return the page of a method."""
-    described = describe(_docstring(method))
+    described = describe(docstring_of(method))
     trains, validates, interpretable = _seen(method)
-    lines = [f"# {method.title}", "", described.summary, ""]
+    lines = [f"# {method.title}", "", idea_of(method), ""]
     lines += [
         f"- Sees the groups of training images: **{trains}**",
         f"- Sees the groups of validation images: **{validates}**",
@@ -57,8 +55,8 @@ def method_page(method: Method) -> str:
     ]
     if "Paper" in described.parts:
         lines += [f"**Source.** {described.parts['Paper']}", ""]
-    if body := described.body or _of_package(method):
-        lines += ["## How it works", "", *_paragraphs(body)]
+    if described.body:
+        lines += ["## How it works", "", *_paragraphs(described.body)]
     numbers = numbers_of(method)
     lines += ["## Our numbers", "", *(numbers or ["No published runs yet.", ""])]
     lines += ["## What differs from the authors' way", ""]
@@ -177,16 +175,19 @@ def _seen(method: Method) -> tuple[str, str, str]:
     return trains, validates, interpretable
 
 
-def _docstring(method: Method) -> str | None:
+def docstring_of(method: Method) -> str | None:
+    """Return the docstring of the file that a method is in."""
     return sys.modules[type(method).__module__].__doc__
 
 
-def _of_package(method: Method) -> tuple[str, ...]:
-    """Return what the package of a method says, where it has one of its own."""
-    package, _, module = type(method).__module__.rpartition(".")
-    docstring = sys.modules[package].__doc__ if package.count(".") else None
-    summary = describe(docstring).summary if module else ""
-    return (summary,) if summary else ()
+def idea_of(method: Method) -> str:
+    """Return the idea of a method in a sentence: by its file, and its package if it has one."""
+    described = describe(docstring_of(method))
+    package = type(method).__module__.rpartition(".")[0]
+    if described.body or package.count(".") == 0:
+        return described.summary or f"{method.title}."
+    more = describe(sys.modules[package].__doc__).summary
+    return f"{described.summary.rstrip('.')}: {more[:1].lower()}{more[1:]}"
 
 
 def _paragraphs(texts: Sequence[str]) -> list[str]:

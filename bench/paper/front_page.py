@@ -18,11 +18,13 @@ from functools import cache
 from pathlib import Path
 
 from bench.api import load_results
+from bench.pages.methods import idea_of
 from bench.paper.campaigns import CAMPAIGNS
 from bench.paper.numbers import paper_by
 from bench.reporting.names import dataset_title, method_title
 from bench.reporting.statistics import seed_interval
 from bench.resources import published_folder
+from datasets.base import SPLITS
 from datasets.catalogue import load_datasets
 from methods.base import get_method, load_methods
 
@@ -269,13 +271,42 @@ def ablation_table() -> list[str]:
     return rows
 
 
+def method_table() -> list[str]:
+    """Return the registered methods: which groups they see, and their idea in a line."""
+    rows = ["| Method | T | V | I | What it does |", "|---|---|---|---|---|"]
+    for method in sorted(load_methods().values(), key=lambda one: (one.order, one.name)):
+        if method.distribution is not None:
+            continue
+        tier = method.supervision(method.config_type())
+        flags = (tier.train_groups, tier.val_groups, tier.interpretable)
+        cells = (f"`{method.name}`", *("x" if flag else " " for flag in flags), idea_of(method))
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def dataset_table() -> list[str]:
+    """Return the registered datasets: shortcut, classes, groups and counts."""
+    rows = [
+        "| Dataset | Shortcut | Classes | Groups | Train / val / test |",
+        "|---|---|---|---|---|",
+    ]
+    for name, dataset in load_datasets().items():
+        facts = dataset.facts(dataset.config_type())
+        counts = " / ".join(f"{facts.counts.get(split, 0):,}" for split in SPLITS)
+        sizes = f"{len(facts.classes)} | {len(facts.groups)}"
+        rows.append(
+            f"| {dataset.title} (`{name}`) | {facts.spurious.lower()} | {sizes} | {counts} |"
+        )
+    return rows
+
+
 def bullets() -> list[str]:
     """Return the findings as a list."""
     return [f"- {line}" for line in findings()]
 
 
 BLOCKS: Mapping[str, Mapping[str, Callable[[], Sequence[str]]]] = {
-    "README.md": {"results": bullets},
+    "README.md": {"results": bullets, "methods": method_table, "datasets": dataset_table},
     "results/README.md": {"findings": bullets, "main": main_table},
     "docs/lab-notes.md": {"ablations": ablation_table},
 }

@@ -24,12 +24,13 @@ TIERS = {
 SHOWN_DIGITS = (0, 3, 4, 7, 8, 1, 2, 5, 6, 9)
 TEST_COLOURS = (3, 0, 4, 2, 1, 2, 4, 0, 3, 1)
 SEED = 7
+ROW_HEIGHT = 0.3
 
 
 def draw(path: Path) -> None:
     """Draw the picture to an SVG file."""
     with plots.house_style():
-        figure = plots.new_figure(9.4, 3.9)
+        figure = plots.new_figure(9.4, max(3.9, ROW_HEIGHT * len(scores(SHORTCUT)) + 0.9))
         left, right = figure.subfigures(1, 2, width_ratios=(1.0, 1.45))
         _draw_digits(left)
         _draw_scores(right.subplots())

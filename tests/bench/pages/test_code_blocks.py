@@ -43,8 +43,6 @@ ONLY_PARSED = {
     "bench publish": "test_store_commands.py; it writes into the tree",
     "bench check submission": "a folder of the reader's own",
     "data get waterbirds": "a gigabyte from elsewhere",
-    "data get celeba": "prints steps; test_fetch.py",
-    "data get isic": "prints steps; test_fetch.py",
     "data get weights": "from elsewhere",
     "data get mnist": "from elsewhere",
     "data get NAME": "a placeholder",
@@ -141,6 +139,7 @@ def registered() -> Iterator[None]:
         sys.modules.pop("smooth", None)
 
 
+@pytest.mark.slow
 def test_the_readmes_python_runs(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = [code for language, code in blocks("README.md") if language == "python"]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
@@ -151,6 +150,7 @@ def test_the_readmes_python_runs(reader: Path, capsys: pytest.CaptureFixture[str
     assert len(names["ours"]) > 200
 
 
+@pytest.mark.slow
 def test_the_method_in_the_docs_runs(reader: Path) -> None:
     method, use = [
         code for language, code in blocks("docs/add-a-method.md") if language == "python"
