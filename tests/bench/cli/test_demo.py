@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +60,9 @@ def test_demo_ends_with_a_page(cli: Cli, tmp_path: Path, monkeypatch: pytest.Mon
     runs = collect(Store(tmp_path / "demo" / "results"))
     assert len(runs.runs) == 15 and all(run.kind == "smoke" for run in runs.runs)
     page = (tmp_path / "demo" / "report" / "index.html").read_text()
-    assert "stand-in" in page and "data:image/png" in page and "data:image/jpeg" in page
+    blobs = re.findall(r'data-blob="runs-\d+">([^<]+)<', page)
+    details = "".join(gzip.decompress(base64.b64decode(text)).decode() for text in blobs)
+    assert "stand-in" in page and "data:image/png" in details and "data:image/jpeg" in details
     assert (tmp_path / "demo" / "report" / "figures" / "smoke_attribution.svg").is_file()
     again = cli("demo", "--out", tmp_path / "demo")
     assert again.code == 0 and "0 to run" in again.err
