@@ -21,7 +21,7 @@ __all__ = ["CAMPAIGNS", "FIGURES", "TABLES", "outline", "reference", "variant_sp
 
 TOPICS = {
     "Results": (
-        *("main_results", "extended", "main_differences", "worst_group_uncertainty"),
+        *("main_results", "extended_results", "main_differences", "worst_group_uncertainty"),
         *("paired_tests", "control_validation", "selection_rules", "class_calibration"),
     ),
     "Claims of the paper": ("claims", "claims_sweep"),

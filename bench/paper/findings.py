@@ -27,7 +27,9 @@ def findings(given: ReportInput, boards: Sequence[Board]) -> list[Finding]:
 
 def against_usual(boards: Sequence[Board]) -> list[Finding]:
     """Return by how much the method wins or loses against plain training, dataset by dataset."""
-    won, lost, open_ = [], [], []
+    won: list[str] = []
+    lost: list[str] = []
+    unclear: list[str] = []
     for board in boards:
         own, gap = board.entry(METHOD), board.lead(METHOD, USUAL)
         if own is None or gap is None:
@@ -36,13 +38,13 @@ def against_usual(boards: Sequence[Board]) -> list[Finding]:
         points = "" if board.unit == "" else " points"
         size = f"{number}{points} on {board.title}"
         if gap.low is None or gap.high is None or gap.low <= 0 <= gap.high:
-            open_.append(size)
+            unclear.append(size)
         else:
             (won if gap.difference > 0 else lost).append(size)
     title, usual = method_title(METHOD), method_title(USUAL)
     told = [f"beats {usual} by {in_words(won)}"] if won else []
     told += [f"loses to {usual} by {in_words(lost)}"] if lost else []
-    told += [f"is within seed noise of {usual} ({in_words(open_)})"] if open_ else []
+    told += [f"is within seed noise of {usual} ({in_words(unclear)})"] if unclear else []
     if not told:
         return []
     text = f"{title} {in_words(told)}."
@@ -68,7 +70,8 @@ def biased_validation(given: ReportInput) -> list[Finding]:
     """Return which methods fail where validation data is as biased as training data."""
     (dataset,), (balanced, biased) = CONTROL.datasets, CONTROL.variants
     metric = headline(dataset)
-    before, after = {}, {}
+    before: dict[str, dict[int, float]] = {}
+    after: dict[str, dict[int, float]] = {}
     for method in CONTROL.methods:
         for variant, found in ((balanced, before), (biased, after)):
             runs = given.runs.variant(CONTROL.name, variant.name, dataset)

@@ -161,9 +161,9 @@ def _write(
         drawn.figure.set_layout_engine("none")
         box = drawn.figure.get_tightbbox().padded(PADDING)
         for ending in formats:
-            look = {"format": ending, "metadata": NO_DATE[ending], "bbox_inches": box}
+            how: dict[str, Any] = {"metadata": NO_DATE[ending], "bbox_inches": box}
             with atomic_file(out / f"{name}.{ending}") as draft:
-                drawn.figure.savefig(draft, **look)
+                drawn.figure.savefig(draft, format=ending, **how)
     for ending in set(FORMATS) - set(formats):  # an older one would show other runs
         (out / f"{name}.{ending}").unlink(missing_ok=True)
     svg = (out / f"{name}.svg").read_text(encoding="utf-8") if "svg" in formats else ""
@@ -367,7 +367,7 @@ def draw_boards(shown: FigureInput) -> Drawn:
     most = max(len(board.entries) for board in boards)
     figure = new_figure(WIDTH, rows * (0.75 + 0.2 * most))
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-    figure.get_layout_engine().set(wspace=0.1)
+    figure.set_layout_engine("constrained", wspace=0.1)
     for spare in axes[len(boards) :]:
         spare.set_axis_off()
     colours, markers = palette(5), ("s", "D", "o")

@@ -123,7 +123,7 @@ def is_wide(table: Table) -> bool:
     """Return whether a table is too wide for an upright page, by the letters of its columns."""
     heads = zip(table.row_headers, *(row.header for row in table.rows), strict=True)
     cells = zip(*(row.cells for row in table.rows), strict=True)
-    widths = [max(map(len, own)) for own in heads]
+    widths: list[float] = [max(map(len, own)) for own in heads]
     for column, own in zip(table.columns, cells, strict=False):
         widths.append(max(len(column.title), *map(_letters, own)))
     return sum(widths) + BETWEEN * len(widths) > WIDEST
@@ -200,8 +200,8 @@ def build_pdf(out: Path) -> Path:
     if program is None:
         raise UsageError(
             "--pdf needs pdflatex, which is not installed",
-            f"on Debian: apt-get install {DEBIAN_PACKAGES}; or leave out --pdf and compile "
-            "main.tex later",
+            f"on Debian: apt-get install {DEBIAN_PACKAGES}; or compile {out / 'main.tex'}, which "
+            "is written, on another machine",
         )
     options = ("-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape")
     command = [program, *options, "main.tex"]

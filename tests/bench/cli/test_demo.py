@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +77,8 @@ def test_the_demo_shows_a_shortcut_and_ends_with_a_page(cli: Cli, tmp_path: Path
     assert min(worst.values()) > 80, worst
     assert runs[demo.PLAIN].test.get("avg_train_weighted") > 90
     page = (tmp_path / "demo" / "report" / "index.html").read_text()
-    assert "stand-in" in page
+    blobs = re.findall(r'data-blob="runs-\d+">([^<]+)<', page)
+    details = "".join(gzip.decompress(base64.b64decode(text)).decode() for text in blobs)
+    assert "stand-in" in page and "groupdro" in details
     again = cli("demo", "--out", tmp_path / "demo")
     assert again.code == 0 and "0 to run" in again.err

@@ -111,7 +111,7 @@ def test_every_topic_and_link_names_tables(empty_report: Mapping[str, object]) -
     outline = paper.outline()
     named = [label for labels in outline.topics.values() for label in labels]
     assert len(named) == len(set(named))
-    assert set(named) - {"extended"} <= empty_report.keys()
+    assert set(named) - {"extended_results"} <= empty_report.keys()
     assert set(outline.links) <= empty_report.keys()
     apart = {"smoke_runs", "left_out"}
     assert empty_report.keys() - set(named) <= apart

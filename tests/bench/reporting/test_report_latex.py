@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,14 @@ from bench.reporting.figure import WrittenFigure
 from bench.reporting.latex import (
     ESCAPES,
     ROWS_A_PAGE,
+    ROWS_ACROSS,
     build_pdf,
     document_source,
     escape,
+    is_wide,
     table_source,
 )
+from bench.reporting.leaderboard import Finding, Guide
 from bench.reporting.table import Cell, CellKey, Column, Row, Table
 from bench.store import Store
 from datasets.errors import BenchError, UsageError
@@ -107,6 +111,8 @@ def test_a_long_table_goes_on_over_pages() -> None:
     tex = table_source(table_of(2 * ROWS_A_PAGE + 1))
     assert tex.count(r"\begin{table}") == 3
     assert tex.count(r"\label{tab:made}") == 1
+    # What goes on is not listed again, neither by its title nor as a blank line.
+    assert tex.count(r"{\renewcommand{\addcontentsline}[3]{}\caption[]") == 2
     assert tex.count("row ") == 2 * ROWS_A_PAGE + 1
 
 
@@ -118,12 +124,48 @@ def test_a_document_includes_tables_and_figures(reference: Reference) -> None:
     assert r"{figures/pareto.pdf}" in tex and r"Worst \& average A note.}" in tex
     assert "not results. Worst" in tex and "ranks.pdf" not in tex
     assert "Shaded rows are the made{-}up paper's own numbers" in tex
-    assert r"\section{Tables of the paper}" in tex and r"\section{Further tables}" not in tex
+    assert r"\section{Tables}" in tex and r"\section{Further tables}" not in tex
+
+
+def test_a_document_begins_with_what_was_found(reference: Reference) -> None:
+    finding = Finding("A & B", "50% of it.", "made")
+    elsewhere = Finding("C", "No table has it.", "not_here")
+    guide = Guide((), (finding, elsewhere), {"First topic": ("made",)})
+    first = WrittenFigure("answer", "Answer", False, "All of it.", look="Look here.", first=True)
+    later = WrittenFigure("pareto", "Pareto", False, "Caption.")
+    other = replace(table_of(1), label="other")
+    tex = document_source([table_of(1), other], [first, later], reference, guide)
+    parts = (
+        *(r"\section{What was found}", r"\textbf{A \& B.} 50\% of it. See Table~\ref{tab:made}."),
+        *("figures/answer.pdf", r"\textbf{Look here.} All of it.", r"\listoftables"),
+        *(r"\section{First topic}", r"\input{tables/made}", r"\section{Further tables}"),
+        *(r"\input{tables/other}", r"\section{Figures}", "figures/pareto.pdf"),
+    )
+    places = [tex.find(part) for part in parts]
+    assert -1 not in places and places == sorted(places)
+    assert "tab:not" not in tex
+
+
+def wide_table(rows: int) -> Table:
+    cell = Cell("measured", CellKey("m"), label="x" * 60)
+    made = tuple(Row((f"row {i}",), (cell,) * 3) for i in range(rows))
+    return replace(table_of(1), columns=(Column("X"),) * 3, rows=made)
+
+
+def test_only_a_table_wider_than_the_page_lies_on_its_side(reference: Reference) -> None:
+    assert is_wide(wide_table(1)) and not is_wide(table_of(9))
+    narrow = replace(table_of(1), label="narrow")
+    tex = document_source([wide_table(1), narrow], [], reference)
+    inside = tex[tex.index(r"\begin{landscape}") : tex.index(r"\end{landscape}")]
+    assert r"\section{Tables}" in inside  # else its title stands alone on a page
+    assert "tables/made" in inside and "tables/narrow" not in inside
+    assert table_source(wide_table(2 * ROWS_ACROSS)).count(r"\begin{table}") == 2
 
 
 def test_a_document_without_a_paper_mentions_none() -> None:
     tex = document_source([table_of(1, in_paper=False)], [], Reference())
     assert r"\section{Tables}" in tex and "paper" not in tex.replace("a4paper", "")
+    assert "What was found" not in tex
 
 
 def test_hostile_names_are_text_in_every_file(tmp_path: Path, hostile_method: str) -> None:
@@ -185,3 +227,7 @@ def test_the_report_compiles(tmp_path: Path, hostile_method: str, reference: Ref
     assert r"\input{" in text and "<script>alert(1)" in text
     log = (out / "main.log").read_text(errors="replace")
     assert "undefined" not in log
+    assert ("What was found" in text and "ERM is first" in text) or "NCT is first" in text
+    listed = text[text.index("List of Tables") : text.index("Table 1:")]
+    numbers = re.findall(r"^ *(\d+) .*\. \d+$|^ *(\d+) .*\s\d+$", listed, re.MULTILINE)
+    assert len(numbers) == len(set(numbers)) > 3
