@@ -32,6 +32,7 @@ from datasets.dataset import OnDisk
 from datasets.errors import DataMissing, UsageError, did_you_mean
 from datasets.fetch import get_command
 from datasets.files import digest
+from datasets.own import ARRAYS, PROTOCOL
 from datasets.weights_source import FETCHED_BACKBONES, find_weights
 from methods.backbones import (
     LENETS,
@@ -53,6 +54,7 @@ MOST_SEEDS = 10_000  # more are a mistake, such as a seed that was meant as one 
 DEFAULT_PRESET = "default"
 """The preset of a method that has none for a dataset or its kind: the defaults of its config."""
 NO_IDENTITY = ("weights", "input_ignored")  # of a backbone's settings: a path, and a remark
+FREE_PROTOCOLS = (PROTOCOL, ARRAYS)  # of a user's own data, which say nothing of a network's input
 KIND_PREFIX = "kind-"  # of the recorded name of a preset that is for a kind of data
 
 # Names in record.json, where they differ from those of the fields.
@@ -243,8 +245,8 @@ def expand(
         shape = facts.eval_transform.shape
         check_input(str(backbone["name"]), rows=facts.rows, data=name, shape=shape)
         preset_backbone = resolve_backbone(*usually, {}, root)
-        backbone |= resolve_input(facts, backbone, kind, changes.get("input", "auto"))
-        preset_backbone |= resolve_input(facts, preset_backbone, kind, "auto")
+        backbone |= resolve_input(facts, backbone, changes.get("input", "auto"))
+        preset_backbone |= resolve_input(facts, preset_backbone, "auto")
         shared = {name: as_plain(settings), "backbone": backbone}
         usual = {name: as_plain(dataset.config_type()), "backbone": preset_backbone}
         frozen = "frozen" in backbone
@@ -414,7 +416,7 @@ def resolve_backbone(
     return spec
 
 
-def resolve_input(facts: Facts, backbone: Values, kind: DataKind, asked: str) -> dict[str, object]:
+def resolve_input(facts: Facts, backbone: Values, asked: str) -> dict[str, object]:
     """Return how images are brought to a network whose weights expect another way than the data's.
 
     `input` is the network's way, where that is taken; `input_ignored` says what it would be, where
@@ -423,7 +425,7 @@ def resolve_input(facts: Facts, backbone: Values, kind: DataKind, asked: str) ->
     asked = coerce(asked, Literal["auto", "data", "network"], "backbone.input")
     if not backbone["pretrained"] or (wanted := input_for(facts, str(backbone["name"]))) is None:
         return {}
-    if asked == "network" or (asked == "auto" and kind == "own"):
+    if asked == "network" or (asked == "auto" and facts.protocol in FREE_PROTOCOLS):
         return {"input": wanted.plain()}
     given = given_input(facts)
     assert given is not None  # else there would be no difference

@@ -30,7 +30,7 @@ from datasets.errors import DataMissing, UsageError
 from datasets.features import FeatureRows, RowTransform
 from datasets.fetch import Log, default_data_root
 from datasets.images import Images
-from datasets.own import SHIFT, SMALL_SIDE
+from datasets.own import ARRAYS, SHIFT, SMALL_SIDE
 from datasets.photos import IMAGENET_MEAN, IMAGENET_STD, photo_transforms
 from datasets.transforms import PaddedRandomCrop, ResizedCentreCrop, Transform
 from methods.backbones import (
@@ -46,7 +46,7 @@ from methods.base import Fitted, Method, Supervision, get_method, load_methods
 from methods.network_input import with_input
 from methods.presets import KINDS, preset_values
 
-NAME = "arrays"  # where a dataset's name stands in messages
+NAME = ARRAYS  # where a dataset's name stands in messages
 LENET_SIDE, PHOTO_SIDE = 32, 224  # what a LeNet sees, and the most that other networks do
 SMALLEST_SIDE = 8
 SHIFTED_SIDE = 24  # pixels: smaller images are not shifted in training
@@ -95,7 +95,7 @@ def fit(
     facts = _with_network(data.facts, spec, samples["train"].images, resolution)
     network = {name: value for name, value in asdict(spec).items() if value}
     network |= {"pretrained": spec.pretrained}
-    facts = with_input(facts, resolve_input(facts, network, "own", spec.input))
+    facts = with_input(facts, resolve_input(facts, network, spec.input))
     data = replace(data, facts=facts)
     config = _config(known, preset or kind_of(facts, network), settings)
     granted = known.supervision(config)

@@ -46,6 +46,7 @@ SMALL_SIDE = 64  # side of images that are shifted by few pixels instead of crop
 SHIFT = 2  # pixels
 IN_MEMORY_BYTES = 2**28  # of images of one size that are read whole
 PROTOCOL = "own"
+ARRAYS = "arrays"  # the protocol of data that is given to the library
 
 Form = Literal["folder", "table", "features"]
 
