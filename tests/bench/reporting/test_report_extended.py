@@ -149,7 +149,7 @@ def test_the_advice_follows_the_rule() -> None:
     # NCT lacks 10 points on one and none on the other, ERM none and 20; JTT uses group labels.
     assert "By these numbers NCT: on average over UMNIST, CMNIST" in note
     assert "by 5.0 points, ERM by 10.0." in note and "JTT" not in note
-    assert "The evidence is thin: 2 of at least 6 datasets; all of them of small images." in note
+    assert "The evidence is thin: 2 datasets, of at least 6; all of them of small images." in note
 
 
 def test_the_advice_says_where_the_lead_is_within_the_noise() -> None:
@@ -184,9 +184,21 @@ def test_a_method_that_fits_on_validation_is_named_with_the_first_that_does_not(
 
 def test_without_complete_rows_nothing_is_recommended() -> None:
     assert "Nothing can be said" in advice({}, ())
-    note = advice({"erm": [[70.0], []], "nct": [[], [80.0]]}, ("umnist", "cmnist"))
-    assert "Nothing can be said" in note
-    note = advice({"erm": [[70.0], []], "nct": [[75.0], [80.0]]}, ("umnist", "cmnist"))
+    assert "Nothing can be said" in advice({"jtt": [[70.0]]}, ("umnist",))
+    apart = {"erm": [[70.0], []], "nct": [[], [80.0]]}
+    assert "Nothing can be said" in advice(apart, ("umnist", "cmnist"))
+
+
+def test_a_dataset_that_few_rows_were_run_on_takes_no_part() -> None:
+    values = {"erm": [[70.0], []], "nct": [[75.0], []], "george": [[60.0], [99.0]]}
+    note = advice(values, ("umnist", "cmnist"))
+    assert "By these numbers NCT: on average over UMNIST it falls short" in note
+
+
+def test_rows_that_lack_runs_on_a_dataset_are_named() -> None:
+    values = {"erm": [[70.0], []], "nct": [[75.0], [80.0]], "george": [[60.0], [60.0]]}
+    note = advice(values, ("umnist", "cmnist"))
+    assert "NCT: on average over UMNIST, CMNIST" in note
     assert "Not compared, for want of runs on some dataset: ERM" in note
 
 
