@@ -76,14 +76,16 @@ def biased_validation(given: ReportInput) -> list[Finding]:
         for variant, found in ((balanced, before), (biased, after)):
             runs = given.runs.variant(CONTROL.name, variant.name, dataset)
             found[method] = metric_by_seed([r for r in runs if r.job.method == method], metric)
-    falls = []
+    falls: list[tuple[float, float, str]] = []
     for method in CONTROL.methods:
         seeds = sorted(before[method].keys() & after[method].keys())
         if seeds:
-            both = (sum(side[method][s] for s in seeds) / len(seeds) for side in (before, after))
-            falls.append((*both, method))
+            was, now = (
+                sum(side[method][s] for s in seeds) / len(seeds) for side in (before, after)
+            )
+            falls.append((was, now, method))
     title = f"Biased validation ({dataset_title(dataset)})"
-    if not any(before > COLLAPSED for before, _, _ in falls):
+    if not any(was > COLLAPSED for was, _, _ in falls):
         return []
     number = CellKey(metric=metric).empty("").number
     said = {m: f"{method_title(m)} from {number(b)} to {number(a)}" for b, a, m in falls}
