@@ -1,4 +1,4 @@
-"""How much longer a grid takes, told after every run that ends.
+"""How much longer a grid takes, told after every run that ends, and now and then in between.
 
 What runs like these took says how long each should take; the runs that have ended since say how
 this machine compares.
@@ -16,6 +16,7 @@ from bench.record import Record
 from datasets.config import Values
 
 LEAST_SECONDS = 30.0  # less is not worth a line
+QUIET_SECONDS = 120.0  # between two lines while nothing ends
 
 
 class WithRemaining(Display):
@@ -32,6 +33,7 @@ class WithRemaining(Display):
         self.display, self.log, self.clock = display, log, clock
         self.left, self.workers = dict(expected), workers
         self._began: dict[str, float] = {}
+        self._last_line = clock()
         self._expected = self._taken = 0.0  # of the runs that have ended
 
     def started(self, job: Job) -> None:
@@ -42,6 +44,8 @@ class WithRemaining(Display):
     def progressed(self, job: Job, progress: Values) -> None:
         """Show how far a running job is."""
         self.display.progressed(job, progress)
+        if self.clock() - self._last_line > QUIET_SECONDS:
+            self._tell()
 
     def finished(self, job: Job, record: Record) -> None:
         """Show how a job ended, and what is left."""
@@ -51,6 +55,11 @@ class WithRemaining(Display):
         if record.done and began is not None and expected:
             self._expected += expected
             self._taken += self.clock() - began
+        self._tell()
+
+    def _tell(self) -> None:
+        """Print how long the rest should take, if that is known and long."""
+        self._last_line = self.clock()
         seconds = self.seconds()
         if seconds is not None and seconds >= LEAST_SECONDS:
             end = time.strftime("%H:%M", time.localtime(time.time() + seconds))

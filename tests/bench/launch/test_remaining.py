@@ -41,6 +41,15 @@ def test_the_rest_is_expected_by_how_fast_this_machine_was() -> None:
     assert seen.calls == ["started", "progressed", "finished"]
 
 
+def test_a_long_run_is_not_silent() -> None:
+    job, now, lines = a_job(), [0.0], list[str]()
+    shown = WithRemaining(Seen(), {job.run_id: 1000.0}, 1, lines.append, clock=lambda: now[0])
+    shown.started(job)
+    for now[0] in (60.0, 119.0, 121.0, 130.0):
+        shown.progressed(job, {})
+    assert [line.split(",")[0] for line in lines] == ["about 15 min left"]
+
+
 def test_workers_share_the_rest_and_the_longest_run_has_to_end() -> None:
     jobs = [a_job(seed=seed) for seed in range(3)]
     expected = dict(zip([job.run_id for job in jobs], (300.0, 60.0, 60.0), strict=True))
