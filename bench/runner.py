@@ -196,7 +196,7 @@ def _run(
             report({"stage": f"{what} {done}/{total}"})
 
         later = options.not_before
-        torch.set_num_threads(options.threads)  # the network is not small, as the head is
+        torch.set_num_threads(options.threads or default_threads())  # the head alone is small
         data, cost = on_features(job, data, store, device=device, progress=show, not_before=later)
         torch.set_num_threads(options.threads_for(job))
         features = (cost,)

@@ -19,8 +19,7 @@ def run(arguments: Namespace) -> int:
             print(finding.line(), flush=True)
     counts = Counter(finding.level for finding in findings)
     if arguments.json:
-        levels: dict[str, object] = dict(counts)
-        print_json({"findings": [asdict(finding) for finding in findings], **levels})
+        print_json({"findings": [asdict(finding) for finding in findings], **dict(counts.items())})
     elif counts[FAIL]:
         log(f"{counts[FAIL]} to be put right, {counts[WARN]} to know about")
     return int(counts[FAIL] > 0)

@@ -93,7 +93,7 @@ def test_attributes_lead_nowhere(loaded: dict[str, LoadedData]) -> None:
         with pytest.raises(TypeError):
             vars(split)
         names = {attribute for attribute in dir(split) if not attribute.startswith("__")}
-        assert names == {"_granted", "_name", "groups", "ids", "images", "narrowed", "y"}
+        assert names == {"_granted", "_name", "groups", "ids", "images", "narrowed", "subset", "y"}
         assert object.__getattribute__(split, "_granted") is None
     assert not hasattr(task, "__dict__")
     assert not any("test" in attribute for attribute in dir(task))
