@@ -34,8 +34,8 @@ FEWEST_DATASETS = 6  # on which ranks over datasets say something
 SMALL_PIXELS = 64**2
 RULE = (
     "Rule: of the rows without group labels, on the datasets where more than half of those with "
-    "any run have runs, the one whose headline figure falls short of the best of them by the fewest "
-    "points, averaged over these datasets (of an AUROC, hundredths)."
+    "any run have runs, the one whose headline figure falls short of the best of them by the "
+    "fewest points, averaged over these datasets (of an AUROC, hundredths)."
 )
 
 
