@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from datasets.mnist import MnistDataset, as_tensor
 from datasets.transforms import ResizedCentreCrop, ResizedRandomCrop, Transform
 
 Numbers = npt.NDArray[np.int64]
+PROTOCOL = "two-environments"
 SEED = 42  # of all noise; never the training seed
 LABEL_NOISE = 0.25
 COLOUR_NOISE = (0.2, 0.1)  # of the two environments of training: even and odd positions
@@ -48,14 +49,7 @@ HALF = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class CmnistIrmConfig:
-    """Which two-colour MNIST.
-
-    Attributes:
-        protocol: `two_environments`, the noise levels of the paper's training environments in
-            training and validation, that of its test environment in test.
-    """
-
-    protocol: Literal["two_environments"] = "two_environments"
+    """Nothing can be chosen: the noise levels are the paper's."""
 
 
 @register
@@ -75,7 +69,7 @@ class CmnistIrm(MnistDataset):
         whole = ResizedRandomCrop(32)
         return Facts(
             name=self.name,
-            protocol=config.protocol,
+            protocol=PROTOCOL,
             task="Digit range (binary, noisy labels)",
             spurious="Color",
             classes=CLASSES,

@@ -33,9 +33,9 @@ SECTIONS = (TIERS[0], IN_TRAINING, TIERS[1], WITHOUT)
 FEWEST_DATASETS = 6  # on which ranks over datasets say something
 SMALL_PIXELS = 64**2
 RULE = (
-    "Rule: of the rows without group labels that have runs on every dataset shown, the one whose "
-    "headline figure falls short of the best of them by the fewest points, averaged over datasets "
-    "(of an AUROC, hundredths)."
+    "Rule: of the rows without group labels, on the datasets where more than half of those with "
+    "any run have runs, the one whose headline figure falls short of the best of them by the fewest "
+    "points, averaged over these datasets (of an AUROC, hundredths)."
 )
 
 
@@ -93,7 +93,7 @@ def _row(name: str, further: str, datasets: Sequence[str]) -> FieldRow:
             method.config_type, with_overrides(preset_values(method, dataset), settings), name
         )
         for dataset in datasets
-    ] or [method.config_type()]
+    ]
     tiers = [method.supervision(config) for config in configs]
     marks = (
         any(tier.train_groups for tier in tiers),
@@ -108,7 +108,7 @@ def extended_results(given: ReportInput) -> Table:
     shown = [run for run in given.runs.runs if _shown(run)]
     having = {run.job.dataset for run in shown}
     datasets = tuple(name for name in names.all_datasets() if name in having)
-    found = field_rows(datasets)
+    found = field_rows(datasets) if datasets else []
     keys = [(name, metric) for name in datasets for metric in names.table_metrics(name)]
     headlines = {
         row: [row.cell(given.runs, name, names.headline(name)) for name in datasets]
@@ -225,10 +225,10 @@ def _scale(cell: Cell) -> float:
 def advice(headlines: dict[FieldRow, list[Cell]], datasets: Sequence[str]) -> str:
     """Say which method a user without group labels should try first, by these numbers."""
     question = "Without group labels, which method first?"
-    own = {row: cells for row, cells in headlines.items() if row.section == WITHOUT}
+    own, datasets = _where_most_have_runs(headlines, datasets)
     complete = _complete(own)
     if not datasets or not complete:
-        return f"{question} Nothing can be said: no such row has runs on every dataset. {RULE}"
+        return f"{question} Nothing can be said: too few runs. {RULE}"
     best = [max(values) for values in zip(*complete.values(), strict=True)]
     short = {
         row: statistics.fmean(most - value for most, value in zip(best, values, strict=True))
@@ -258,8 +258,24 @@ def advice(headlines: dict[FieldRow, list[Cell]], datasets: Sequence[str]) -> st
     if reasons:
         text.append(f"The evidence is thin: {'; '.join(reasons)}.")
     if left := [row.title for row in own if row not in complete]:
-        text.append(f"Not compared, for want of runs on some dataset: {', '.join(left)}.")
+        text.append(f"Not compared, for want of runs on some dataset: {'; '.join(left)}.")
     return " ".join([*text, RULE])
+
+
+def _where_most_have_runs(
+    headlines: dict[FieldRow, list[Cell]], datasets: Sequence[str]
+) -> tuple[dict[FieldRow, list[Cell]], list[str]]:
+    """Return the rows without group labels on the datasets where most of them have runs."""
+    own = {row: cells for row, cells in headlines.items() if row.section == WITHOUT}
+    having = [cells for cells in own.values() if any(cell.mean is not None for cell in cells)]
+    columns = zip(*having, strict=True)
+    common = [2 * sum(cell.mean is not None for cell in column) > len(having) for column in columns]
+    chosen = [name for name, most in zip(datasets, common, strict=bool(having)) if most]
+    kept = {
+        row: [cell for cell, most in zip(cells, common, strict=bool(having)) if most]
+        for row, cells in own.items()
+    }
+    return kept, chosen
 
 
 def _thin(
@@ -271,7 +287,7 @@ def _thin(
     """Return what keeps the numbers from settling which row is first."""
     reasons = []
     if len(datasets) < FEWEST_DATASETS:
-        reasons.append(f"{len(datasets)} of at least {FEWEST_DATASETS} datasets")
+        reasons.append(f"{len(datasets)} datasets, of at least {FEWEST_DATASETS}")
     if all(map(_is_small, datasets)):
         reasons.append("all of them of small images")
     if not others:

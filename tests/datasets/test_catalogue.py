@@ -17,7 +17,9 @@ from datasets.base import Facts, Labels, PairAuroc
 from datasets.catalogue import datasets_from, get_dataset, load_datasets
 from datasets.celeba import CelebaConfig
 from datasets.cmnist import CmnistConfig
+from datasets.cmnist_irm import CmnistIrmConfig
 from datasets.dataset import DATASETS, METRIC_TITLES, Dataset, Progress, register
+from datasets.dominoes import DominoesConfig
 from datasets.errors import DataMissing, UsageError
 from datasets.images import Images, MemoryImages
 from datasets.isic import IsicConfig
@@ -26,7 +28,7 @@ from datasets.umnist import UmnistConfig
 from datasets.waterbirds import WaterbirdsConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-BUILT_IN = ["waterbirds", "celeba", "isic", "umnist", "cmnist"]
+BUILT_IN = ["waterbirds", "celeba", "isic", "umnist", "cmnist", "dominoes", "cmnist_irm"]
 FINGERPRINTS = [
     ("umnist", UmnistConfig("paper", 3), "77d88bf943e2b048"),
     ("umnist", UmnistConfig("paper", 3, hflip=True), "77d88bf943e2b048"),
@@ -42,6 +44,9 @@ FINGERPRINTS = [
     ("isic", IsicConfig(unknown="benign"), "afc9237f87a66e3e"),
     ("isic", IsicConfig(unknown="benign", pipeline="george"), "afc9237f87a66e3e"),
     ("isic", IsicConfig(unknown="drop"), "ff15d4c3c756bbb1"),
+    ("dominoes", DominoesConfig(), "f6a34d9c41a274e7"),
+    ("dominoes", DominoesConfig(0.99), "24487f743cc51421"),
+    ("cmnist_irm", CmnistIrmConfig(), "59b41ffe0824ba72"),
 ]
 STANDIN_FINGERPRINTS = {"umnist": "3e43b40f19613485", "cmnist": "59b0fac473c77a05"}
 
@@ -149,7 +154,9 @@ def test_every_dataset_carries_what_a_table_needs() -> None:
     datasets = load_datasets()
     assert [name for name in datasets if name in BUILT_IN] == BUILT_IN
     titles = [datasets[name].title for name in BUILT_IN]
-    assert titles == ["Waterbirds", "CelebA", "ISIC", "UMNIST", "CMNIST"]
+    assert titles == ["Waterbirds", "CelebA", "ISIC", "UMNIST", "CMNIST", "Dominoes", "CMNIST-IRM"]
+    outside = [name for name in BUILT_IN if datasets[name].extended]
+    assert outside == ["dominoes", "cmnist_irm"], "the main table is the paper's"
     for name in BUILT_IN:
         dataset = datasets[name]
         assert dataset is get_dataset(name) and dataset.distribution is None
@@ -184,7 +191,8 @@ def test_the_pairs_of_isic_name_groups_that_it_has() -> None:
 
 
 def test_the_datasets_made_from_one_source() -> None:
-    assert datasets_from("mnist") == ("umnist", "cmnist")
+    assert datasets_from("mnist") == ("umnist", "cmnist", "cmnist_irm")
+    assert datasets_from("dominoes") == ("dominoes",)
     assert datasets_from("isic") == ("isic",)
     assert datasets_from("umnist") == ()
 
@@ -192,7 +200,7 @@ def test_the_datasets_made_from_one_source() -> None:
 def test_an_unknown_dataset_suggests_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'waterbirds'") as caught:
         get_dataset("waterbird")
-    assert "waterbirds, celeba, isic, umnist, cmnist" in caught.value.remedy
+    assert ", ".join(BUILT_IN) in caught.value.remedy
 
 
 def test_the_catalogue_imports_no_dataset_before_it_is_asked_for() -> None:
@@ -201,7 +209,7 @@ def test_the_catalogue_imports_no_dataset_before_it_is_asked_for() -> None:
         "print([m for m in (*c.BUILT_IN.values(), 'pandas') if m in sys.modules])\n"
         "c.get_dataset('umnist')\n"
         "print([m for m in (*c.BUILT_IN.values(), 'pandas') if m in sys.modules])\n"
-        "print(list(c.load_datasets())[:5])\n"
+        "print(list(c.load_datasets())[:7])\n"
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
@@ -210,7 +218,7 @@ def test_the_catalogue_imports_no_dataset_before_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Dots", "dots-2", "2dots", "", "_dots", "all", "weights", "mnist"]
+    "name", ["Dots", "dots-2", "2dots", "", "_dots", "all", "weights", "mnist", "cifar10"]
 )
 def test_names_that_would_be_ambiguous_are_refused(registry: dict[str, Dataset], name: str) -> None:
     with pytest.raises(UsageError, match="cannot be the name of a dataset"):

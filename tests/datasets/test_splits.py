@@ -1,4 +1,4 @@
-"""UMNIST and CMNIST on the real MNIST: every published count, and what the rules promise of any."""
+"""The sets made of MNIST: every count on the real files, and what the rules promise of any."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from datasets import cmnist
 from datasets.base import SPLITS, Labels, check_counts, label_digest
 from datasets.cmnist import PALETTE, Cmnist, CmnistConfig, dyed
+from datasets.cmnist_irm import CmnistIrm, CmnistIrmConfig, coloured
 from datasets.config import identity_values
 from datasets.errors import DataCorrupt, UsageError
 from datasets.idx import on_disk, open_idx, read_idx
@@ -241,6 +242,45 @@ def test_the_mark_is_on_conflicting_images_alone_and_no_crop_cuts_it() -> None:
     assert torch.equal(cmnist.marked(blank.clone(), groups, 0), blank)
     first, last = cmnist.MARK_FROM, cmnist.MARK_FROM + cmnist.MARK_LIMIT
     assert first * 40 / 28 >= 40 - 32 and last * 40 / 28 <= 32  # crops of 32 in 40 pixels
+
+
+def test_cmnist_irm_is_drawn_as_proposed(mnist_root: Path) -> None:
+    labels = labels_of(CmnistIrm(), CmnistIrmConfig(), mnist_root)
+    published = {"train": "4e272956151eb076", "val": "a69f5d8300937dd8", "test": "dce2bbd125f3ee16"}
+    assert torch.equal(labels["train"].ids, torch.arange(50_000))
+    assert torch.equal(labels["val"].ids, torch.arange(50_000, 60_000))
+    assert torch.equal(labels["test"].ids, torch.arange(60_000, 70_000))
+    for split, part in labels.items():
+        assert torch.equal(part.groups // 2, part.y)
+        content = part.y.numpy().astype("<i8").tobytes()
+        content += (part.groups % 2).numpy().astype("<i8").tobytes()
+        assert hashlib.sha256(content).hexdigest()[:16] == published[split]
+    assert counts(labels["test"].groups) == [495, 4422, 4540, 543]
+
+
+def test_cmnist_irm_has_the_noise_of_the_paper(mnist_root: Path) -> None:
+    labels = labels_of(CmnistIrm(), CmnistIrmConfig(), mnist_root)
+    folder = folder_in(mnist_root)
+    digits = np.concatenate([Umnist.digits(folder, part) for part in ("train", "t10k")])
+    for split, part in labels.items():
+        low = torch.from_numpy(digits[part.ids] < 5).long()
+        assert float((part.y != low).double().mean()) == pytest.approx(0.25, abs=0.01)
+        flipped = (part.groups % 2 != part.y).double()
+        expected = (0.9, 0.9) if split == "test" else (0.2, 0.1)
+        for parity, noise in enumerate(expected):
+            own = flipped[part.ids % 2 == parity]
+            assert float(own.mean()) == pytest.approx(noise, abs=0.015), (split, parity)
+
+
+def test_cmnist_irm_colours_are_channels(mnist_root: Path) -> None:
+    grey = torch.tensor([[[0, 7], [255, 1]]], dtype=torch.uint8).repeat(2, 1, 1)
+    red, green = coloured(grey, torch.tensor([0, 1]))
+    assert torch.equal(red[0], grey[0]) and not red[1:].any()
+    assert torch.equal(green[1], grey[0]) and not green[[0, 2]].any()
+    data = CmnistIrm().load(mnist_root, CmnistIrmConfig(), splits=("val",))
+    own = data.splits["val"]
+    channel = own.images.batch(torch.arange(50)).pixels.flatten(2).sum(2).argmax(1)
+    assert torch.equal(channel, own.labels.groups[:50] % 2)
 
 
 def test_the_sums_of_the_real_files_are_demanded(mnist_root: Path, tmp_path: Path) -> None:

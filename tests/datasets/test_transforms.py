@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
-from datasets.images import ImageBatch
+from datasets.images import ImageBatch, MemoryImages
 from datasets.transforms import (
     Axis,
     PaddedRandomCrop,
@@ -19,6 +20,7 @@ from datasets.transforms import (
     ResizedCentreCrop,
     ResizedRandomCrop,
     Transform,
+    WholeImage,
     resample,
 )
 from methods.torchvision_shim import declare_missing_operators
@@ -322,3 +324,42 @@ def test_several_batches_at_once_are_drawn_and_cut_as_if_each_came_alone(one_siz
     parts = [transform(batch[start : start + 32], alone) for start in (0, 32, 64)]
     assert torch.equal(transform.batched(batch, [32, 32, 3], together), torch.cat(parts))
     assert torch.equal(alone.get_state(), together.get_state())
+
+
+def oblong(cut: PaddedRandomCrop | WholeImage, **more: bool) -> Transform:
+    return Transform(cut, 12, (0.0,), (1 / 255,), columns=6, **more)
+
+
+def test_an_oblong_crop_is_a_shift_of_the_image() -> None:
+    """Of images that are 12 x 6 already: padded, cut and mirrored, pixel for pixel."""
+    pixels = torch.randint(0, 256, (40, 1, 12, 6), generator=generator(5), dtype=torch.uint8)
+    images = MemoryImages(pixels).batch(torch.arange(40))
+    transform = oblong(PaddedRandomCrop(2), hflip=True)
+    found = transform(images, generator(6))
+    flips, ways = transform.draw([40], generator(6))
+    padded = functional.pad(pixels.float(), (2, 2, 2, 2))
+    assert {(row, column) for row, column in ways.T.tolist()} > {(0, 4), (4, 0)}
+    for image, source, mirrored, (row, column) in zip(
+        found, padded, flips[1], ways.T.tolist(), strict=True
+    ):
+        # The box is of the image's own size, and what lies outside the image is black.
+        own = source[:, row : row + 12, column : column + 6]
+        torch.testing.assert_close(image, own.flip(-1) if mirrored else own)
+
+
+def test_an_oblong_image_is_resized_along_each_axis() -> None:
+    images = MemoryImages(torch.full((3, 1, 24, 24), 9, dtype=torch.uint8))
+    batch = images.batch(torch.arange(3))
+    assert torch.equal(oblong(WholeImage())(batch), torch.full((3, 1, 12, 6), 9.0))
+    native = torch.randint(0, 256, (3, 1, 12, 6), generator=generator(), dtype=torch.uint8)
+    kept = oblong(WholeImage())(MemoryImages(native).batch(torch.arange(3)))
+    torch.testing.assert_close(kept, native.float())
+
+
+def test_sizes_of_the_output() -> None:
+    assert oblong(WholeImage()).shape == (12, 6)
+    assert oblong(WholeImage()).pixels == oblong(WholeImage()).values == 72
+    square = Transform(PaddedRandomCrop(4), 32, MEAN, STD)
+    assert (square.shape, square.pixels, square.values) == ((32, 32), 1024, 3 * 1024)
+    with pytest.raises(ValueError, match="ResizedCentreCrop cannot make images"):
+        Transform(ResizedCentreCrop(32), 32, MEAN, STD, columns=16)

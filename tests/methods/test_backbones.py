@@ -17,6 +17,7 @@ from datasets.base import BackboneSpec, Task
 from datasets.errors import DataCorrupt, DataMissing, UsageError
 from methods import backbones
 from methods.backbones import (
+    LENET_SHAPES,
     Backbone,
     Classifier,
     LeNet,
@@ -30,18 +31,23 @@ from methods.backbones import (
 
 @pytest.mark.parametrize(
     ("name", "channels", "parameters", "features"),
-    [("lenet4", 1, 50_692, 120), ("lenet5", 3, 61_156, 84)],
+    [
+        ("lenet4", 1, 50_692, 120),
+        ("lenet5", 3, 61_156, 84),
+        ("lenet5_tall", 3, 61_156 + 120 * (1040 - 400), 84),
+    ],
 )
 def test_lenets_are_the_published_ones(
     name: str, channels: int, parameters: int, features: int
 ) -> None:
+    shape = LENET_SHAPES[name]
     backbone = build_backbone(BackboneSpec(name), channels)
     assert sum(p.numel() for p in backbone.parameters()) == parameters
     assert backbone.dim == features
-    out = backbone(torch.randn(4, channels, 32, 32))
+    out = backbone(torch.randn(4, channels, *shape))
     assert out.shape == (4, features)
     assert (out >= 0).all() and (out == 0).any()  # features are taken after the ReLU
-    assert Classifier(backbone, 5)(torch.randn(4, channels, 32, 32)).shape == (4, 5)
+    assert Classifier(backbone, 5)(torch.randn(4, channels, *shape)).shape == (4, 5)
 
 
 def relu_before_pool(backbone: Backbone) -> nn.Sequential:

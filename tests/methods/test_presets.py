@@ -45,12 +45,31 @@ def test_every_table_belongs_to_a_method_and_builds_a_config(dataset: str) -> No
         ),
         ("umnist", TrainConfig(100, 128, "adam", 2e-3, 1e-5, 0.9, "step", (50, 75), 0.1)),
         ("cmnist", TrainConfig(5, 32, "sgd", 1e-3, 5e-4, 0.9, selection="last")),
+        ("dominoes", TrainConfig(100, 128, "adam", 2e-3, 1e-5, 0.9, "step", (50, 75), 0.1)),
+        ("cmnist_irm", TrainConfig(5, 32, "sgd", 1e-3, 5e-4, 0.9, selection="last")),
     ],
 )
 def test_erm_is_trained_as_the_authors_do(dataset: str, expected: TrainConfig) -> None:
     """The table of the facts file, written out a second time: a slip in one of them shows."""
     config = preset_config(ERM, dataset)
     assert vars(config) == vars(expected)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "nearest", "differs"),
+    [
+        ("dominoes", "umnist", {}),
+        ("cmnist_irm", "cmnist", {("jtt", "upweight"): 20, ("exmap", "max_clusters"): 10}),
+    ],
+)
+def test_the_papers_methods_keep_the_recipe_of_the_nearest_digit_set(
+    dataset: str, nearest: str, differs: dict[tuple[str, str], object]
+) -> None:
+    found = {}
+    for name in (name for name, method in METHODS.items() if not method.extended):
+        own, other = (as_plain(preset_config(METHODS[name], on)) for on in (dataset, nearest))
+        found |= {(name, knob): own[knob] for knob in own if own[knob] != other[knob]}
+    assert found == differs
 
 
 def test_a_first_stage_may_start_from_another_table() -> None:

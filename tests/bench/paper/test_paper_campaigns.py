@@ -21,7 +21,9 @@ from bench.paper.campaigns import (
     variant_specs,
 )
 from bench.store import Store
+from datasets.dataset import DATASETS
 from datasets.errors import UsageError
+from methods.base import get_method, load_methods
 
 Cli = Callable[..., Any]
 ALL = ("waterbirds", "celeba", "isic", "umnist", "cmnist")
@@ -214,6 +216,76 @@ def test_status_needs_no_method_that_can_be_loaded(
     seen = cli("status", "--results", tmp_path, "--json")
     assert (seen.code, seen.json["done"], seen.json["campaigns"]) == (0, 1, [])
     assert "campaigns are not counted" in seen.err
+
+
+EXTENDED = {name for name, method in load_methods().items() if method.extended}
+
+
+def test_extended_methods_are_run_on_the_papers_datasets() -> None:
+    cells = campaign_cells(CAMPAIGNS["extended-methods"], (*ALL, "dominoes", "cmnist_irm"), NO_DATA)
+    assert {cell.dataset for cell in cells} == set(ALL)
+    assert {cell.method for cell in cells} == EXTENDED >= {"rwy", "xrm"}
+    assert {len(cell.jobs) for cell in cells} == {5}
+    assert all([job.seed for job in cell.jobs] == MAIN for cell in cells)
+
+
+def test_extended_datasets_are_run_with_every_method() -> None:
+    campaign = CAMPAIGNS["extended-datasets"]
+    cells = campaign_cells(campaign, (*ALL, "dominoes", "cmnist_irm"), NO_DATA)
+    assert {cell.dataset for cell in cells} == {"dominoes", "cmnist_irm"}
+    assert {cell.method for cell in cells} == set(load_methods())
+    assert all([job.seed for job in cell.jobs] == SWEEP for cell in cells)
+    protocols = {job.protocol for cell in cells for job in cell.jobs}
+    assert protocols == {"correlation-95", "two-environments"}
+
+
+@pytest.mark.parametrize("name", ["extended-methods", "extended-datasets"])
+def test_further_rows_are_run_beside_the_preset(name: str) -> None:
+    dataset = "cmnist" if name == "extended-methods" else "cmnist_irm"
+    for cell in campaign_cells(CAMPAIGNS[name], [dataset], NO_DATA):
+        further = get_method(cell.method).further_rows.values()
+        expected = [{f"{cell.method}.{k}": v for k, v in own.items()} for own in further]
+        assert cell.is_default == (not cell.variant.overrides)
+        assert cell.is_default or cell.variant.overrides in expected
+        assert all(job.overrides == cell.variant.overrides for job in cell.jobs)
+    found = campaign_cells(CAMPAIGNS[name], [dataset], NO_DATA)
+    rwy = [cell.variant.title for cell in found if cell.method == "rwy"]
+    assert rwy == ["Preset", "No validation groups"]
+
+
+def test_a_newly_registered_method_and_dataset_are_in_the_campaigns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    methods.base.load_methods()
+    erm = methods.base.METHODS["erm"]
+    plugged = type("Plugged", (type(erm),), {"name": "plugged"})()
+    monkeypatch.setitem(methods.base.METHODS, "plugged", plugged)
+    for name, dataset in (("extended-methods", "umnist"), ("extended-datasets", "dominoes")):
+        cells = campaign_cells(CAMPAIGNS[name], [dataset], NO_DATA)
+        assert "plugged" in {cell.method for cell in cells}
+    kind = type(DATASETS["cmnist_irm"])
+    monkeypatch.setitem(DATASETS, "novel", type("Novel", (kind,), {"name": "novel"})())
+    assert CAMPAIGNS["extended-datasets"].includes("novel")
+    assert not CAMPAIGNS["extended-methods"].includes("novel")
+    assert not CAMPAIGNS["main"].includes("novel")
+
+
+@pytest.mark.parametrize("name", ["main", "timing", "ablation-aux"])
+def test_the_papers_campaigns_are_about_its_datasets(cli: Cli, name: str, tmp_path: Path) -> None:
+    assert campaign_cells(CAMPAIGNS[name], ["dominoes", "cmnist_irm"], NO_DATA) == []
+    words = ("campaign", name, "--datasets", "dominoes", "--plan", "--data-root", tmp_path)
+    seen = cli(*words)
+    assert seen.code == 2 and f"{name} has no runs on dominoes" in seen.err
+    assert f"--datasets {','.join(ALL)}" in seen.err
+
+
+def test_the_plan_of_an_extended_campaign_leaves_other_datasets_out(
+    cli: Cli, tmp_path: Path
+) -> None:
+    words = ("campaign", "extended-datasets", "--plan", "--json", "--data-root", tmp_path)
+    planned = cli(*words).json
+    assert {run["dataset"] for run in planned["runs"]} == {"dominoes", "cmnist_irm"}
+    assert {own["name"] for own in planned["skipped_datasets"]} == {"dominoes", "cmnist_irm"}
 
 
 def test_an_unknown_campaign_suggests_the_nearest() -> None:
