@@ -11,7 +11,8 @@ Deviations: descent begins at the base layer and is penalised towards it, as in 
     rate is constant: their cosine is stepped twice in CelebA's 20 epochs. All pairs of gamma and
     penalty are fitted within one run. The split is drawn by torch from `split_seed`, the same for
     every seed of a run, as theirs is; which samples it holds differs from theirs. Features are
-    taken once, in evaluation mode. Their early stopping looks at validation groups after each of
+    taken once, in evaluation mode. Of fits that the rule finds equal the more accurate one is kept,
+    then the first. Their early stopping looks at validation groups after each of
     500 to 1,000 steps; `stopping = "last"` does not.
 """
 
@@ -43,7 +44,7 @@ from methods.base import (
 from methods.optimisation import TrainConfig
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
-from methods.selection import WORST_GROUP_RULES, RuleName, Selection, selection
+from methods.selection import WORST_GROUP_RULES, RuleName, Score, Selection, selection
 from methods.training import Training
 
 STAGE_VERSION = 1
@@ -121,7 +122,7 @@ class HeadFit:
     gamma: float
     penalty: float
     step: int
-    value: float
+    score: Score
 
 
 def split_training(count: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -181,14 +182,15 @@ def choose_head(
     config: AfrConfig,
     held_out: tuple[Tensor, Tensor],
     probability: Tensor,
-    val_features: Tensor,
+    validation: tuple[Tensor, Tensor],
     start: Head,
     rule: Selection,
     ctx: Context,
 ) -> HeadFit:
-    """Fit the last layer for every gamma and penalty and keep the best; the first of equals."""
+    """Fit the last layer for every gamma and penalty, and keep the best."""
     pairs = list(product(config.gammas, config.penalties))
     features, y = held_out
+    val_features, val_y = validation
     weights = torch.stack([sample_weights(probability, y, gamma) for gamma, _ in pairs])
     penalties = torch.tensor([penalty for _, penalty in pairs], device=features.device)
     best: list[HeadFit | None] = [None] * len(pairs)
@@ -198,16 +200,16 @@ def choose_head(
             continue
         outputs = apply_heads(val_features, now).cpu()
         for number, (gamma, penalty) in enumerate(pairs):
-            value, so_far = rule.score(outputs[:, number]), best[number]
-            if so_far is None or rule.better(value, so_far.value):
+            score, so_far = Score.of(rule, outputs[:, number], val_y), best[number]
+            if score.beats(so_far.score if so_far else None, rule):
                 own = Head(now.weight[number], now.bias[number])
-                best[number] = HeadFit(own, gamma, penalty, step, value)
+                best[number] = HeadFit(own, gamma, penalty, step, score)
         if step % REPORT_EVERY == 0:
             ctx.report(stage=f"afr: step {step}/{config.head_steps}")
     fits = [fit for fit in best if fit is not None]
     chosen = fits[0]
     for fit in fits[1:]:
-        chosen = fit if rule.better(fit.value, chosen.value) else chosen
+        chosen = fit if fit.score.beats(chosen.score, rule) else chosen
     return chosen
 
 
@@ -270,7 +272,9 @@ class Afr(SingleNetworkMethod, Method):
         base = functional.linear(features, start.weight, start.bias).softmax(dim=1)
         probability = base.gather(1, y[:, None])[:, 0]
         rule = selection(config.selection, task)
-        fit = choose_head(config, (features, y), probability, val_features, start, rule, ctx)
+        fit = choose_head(
+            config, (features, y), probability, (val_features, task.val.y), start, rule, ctx
+        )
         with torch.no_grad():
             network.head.weight.copy_(fit.head.weight)
             network.head.bias.copy_(fit.head.bias)
@@ -283,7 +287,7 @@ class Afr(SingleNetworkMethod, Method):
             "base_errors": int((base.argmax(dim=1) != y).sum()),
             "effective_size": float(1 / weights.square().sum()),
         }
-        chosen = Selected(rule.rule, fit.value)
+        chosen = Selected(rule.rule, fit.score.value)
         return FittedClassifier(network, selection=chosen, details={"afr": facts})
 
     def search_space(self, trial: Any, task: Task) -> AfrConfig:

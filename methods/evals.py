@@ -8,8 +8,8 @@ Paper: Ghaznavi et al. 2024, Trained Models Tell Us How to Make Them Robust to S
     Supervision: none (T no, V no): class labels of validation are fitted on. With `selection =
     val_wga`, the authors' EVaLS-GL, groups of the other half choose (V yes).
 Deviations: all counts and penalties are fitted within one run, on features taken once in evaluation
-    mode. Of equally good epochs the first is kept. Where all samples fall into one environment the
-    classes are the groups, and the record says so.
+    mode. Of fits that are equally good the more accurate one is kept, then the first. Where all
+    samples fall into one environment the classes are the groups, and the record says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from methods.erm import ErmConfig, erm_stage, train_erm
 from methods.metrics import worst_group_metric
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
-from methods.selection import WORST_GROUP_RULES, Selection, selection
+from methods.selection import WORST_GROUP_RULES, Score, Selection, selection
 from methods.self import halve
 from methods.training import isolated_randomness
 
@@ -199,18 +199,21 @@ class Evals(SingleNetworkMethod, Method):
             facts |= {"environment_sizes": sizes, "one_environment": min(sizes) == 0}
         else:
             rule = selection(config.selection, replace(task, val=other))
-        best: tuple[float, Head, dict[str, object]] | None = None
-        given = features, fitted.y, losses, held_out, rule, config, ctx, len(task.classes)
-        for value, head, made in self._fits(*given):
-            if best is None or rule.better(value, best[0]):
-                best = value, head, made
+        best: tuple[Score, Head, dict[str, object]] | None = None
+        given = features, fitted.y, losses, held_out, config, ctx, len(task.classes)
+        for outputs, head, made in self._fits(*given):
+            score = Score.of(rule, outputs, other.y)
+            if score.beats(best[0] if best else None, rule):
+                best = score, head, made
         assert best is not None
-        value, head, made = best
+        score, head, made = best
         with torch.no_grad():
             network.head.weight.copy_(head.weight)
             network.head.bias.copy_(head.bias)
         details: dict[str, object] = {"evals": {**facts, **made}}
-        return FittedClassifier(network, selection=Selected(rule.rule, value), details=details)
+        return FittedClassifier(
+            network, selection=Selected(rule.rule, score.value), details=details
+        )
 
     def _fits(
         self,
@@ -218,12 +221,11 @@ class Evals(SingleNetworkMethod, Method):
         y: Tensor,
         losses: Tensor,
         held_out: Tensor,
-        rule: Selection,
         config: EvalsConfig,
         ctx: Context,
         classes: int,
-    ) -> Iterator[tuple[float, Head, dict[str, object]]]:
-        """Yield the last layer of every count, epoch and penalty, with its score."""
+    ) -> Iterator[tuple[Tensor, Head, dict[str, object]]]:
+        """Yield the last layer of every count, epoch and penalty, with its held-out logits."""
         for count in config.counts:
             chosen = extremes(losses, y, count)
             with isolated_randomness(ctx.seed("evals", "init", count), torch.device("cpu")):
@@ -235,8 +237,7 @@ class Evals(SingleNetworkMethod, Method):
                 outputs = apply_heads(held_out, now)
                 for number, l1 in enumerate(config.l1):
                     made: dict[str, object] = {"count": count, "l1": l1, "epoch": epoch}
-                    value = rule.score(outputs[:, number])
-                    yield value, Head(now.weight[number], now.bias[number]), made
+                    yield outputs[:, number], Head(now.weight[number], now.bias[number]), made
             ctx.report(stage=f"evals: {count} of each class")
 
     def search_space(self, trial: Any, task: Task) -> EvalsConfig:

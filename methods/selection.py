@@ -38,6 +38,28 @@ class Selection:
         return new > best if self.higher_is_better else new < best
 
 
+@dataclass(frozen=True)
+class Score:
+    """How good one of many fits is: a rule's value, and accuracy where values are equal.
+
+    With many groups the worst of them is often 0 for fits that differ by far.
+    """
+
+    value: float
+    average: float
+
+    @classmethod
+    def of(cls, rule: Selection, logits: Tensor, y: Tensor) -> Score:
+        """Score the outputs on samples of classes `y`."""
+        return cls(rule.score(logits), accuracy(logits.argmax(1), y))
+
+    def beats(self, best: Score | None, rule: Selection) -> bool:
+        """Return whether this replaces the best so far, if there is one."""
+        if best is None or rule.better(self.value, best.value):
+            return True
+        return self.value == best.value and self.average > best.average
+
+
 RuleName = Literal[
     "val_avg", "val_loss", "val_auroc", "val_wga", "val_worst_auroc", "val_worst_class", "last"
 ]

@@ -11,7 +11,8 @@ Deviations: features are taken once, in evaluation mode and without augmentation
     augment images whose features are frozen. Descent has no momentum: theirs is set where the
     optimiser never reads it. Dropout is on features alone; theirs puts the whole network into
     training mode, which changes its batch-norm statistics while it scores. All combinations of
-    count, rate and checkpoint are fitted within one run. Ties go to the sample that comes first,
+    count, rate and checkpoint are fitted within one run; of fits that the rule finds equal the more
+    accurate one is kept, then the first. Ties go to the sample that comes first,
     and a count beyond the half is all of it. Their first release compared the early model with
     itself; this is the corrected one.
 """
@@ -46,7 +47,7 @@ from methods.groupdro import group_balanced_sampler
 from methods.optimisation import TrainConfig
 from methods.prediction import EvalImages, predict_with
 from methods.presets import preset_config
-from methods.selection import WORST_GROUP_RULES, RuleName, Selection, selection
+from methods.selection import WORST_GROUP_RULES, RuleName, Score, Selection, selection
 from methods.training import Training, isolated_randomness
 
 Variant = Literal[
@@ -149,7 +150,7 @@ class Fits:
         early: the same network as it was at each checkpoint.
         half: the samples that are fitted on.
         features: theirs.
-        held_out: features of the other half.
+        held_out, held_out_y: features and classes of the other half.
         rule: scores the logits of the other half.
     """
 
@@ -158,6 +159,7 @@ class Fits:
     half: Split
     features: Tensor
     held_out: Tensor
+    held_out_y: Tensor
     rule: Selection
 
     @property
@@ -279,24 +281,25 @@ class HeadOnHalf(SingleNetworkMethod, Method):
         )
         ctx.count_passes(len(task.val))
         rule = selection(config.selection, replace(task, val=other))
-        return Fits(network, early, fitted, features, held_out, rule)
+        return Fits(network, early, fitted, features, held_out, other.y, rule)
 
     def conclude(
         self, fits: Fits, made: Iterator[tuple[Head, dict[str, object]]]
     ) -> FittedClassifier:
-        """Keep the best last layer, the first of equals; each comes with what it was made by."""
-        best: tuple[float, Head, dict[str, object]] | None = None
+        """Keep the best last layer; each comes with what it was made by."""
+        best: tuple[Score, Head, dict[str, object]] | None = None
         for head, facts in made:
-            value = fits.rule.score(functional.linear(fits.held_out, head.weight, head.bias))
-            if best is None or fits.rule.better(value, best[0]):
-                best = value, head, facts
+            logits = functional.linear(fits.held_out, head.weight, head.bias)
+            score = Score.of(fits.rule, logits, fits.held_out_y)
+            if score.beats(best[0] if best else None, fits.rule):
+                best = score, head, facts
         assert best is not None
-        value, head, facts = best
+        score, head, facts = best
         with torch.no_grad():
             fits.network.head.weight.copy_(head.weight)
             fits.network.head.bias.copy_(head.bias)
         details = {**facts, "fitted_on": len(fits.half), "chosen_on": len(fits.held_out)}
-        chosen = Selected(fits.rule.rule, value)
+        chosen = Selected(fits.rule.rule, score.value)
         return FittedClassifier(fits.network, selection=chosen, details={self.name: details})
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from datasets.base import GroupLabelsHidden, LoadedData, Task
 from datasets.errors import UsageError
-from methods.selection import RULES, Selection, selection
+from methods.selection import RULES, Score, Selection, selection
 
 
 @pytest.fixture
@@ -94,3 +94,17 @@ def test_worst_auroc_without_negatives_is_undefined(granted_task: Task, logits: 
     only = type(split)("val", split.images, split.y[positive], split.ids, split.groups[positive])
     task = dataclasses.replace(granted_task, val=only)
     assert math.isnan(selection("val_worst_auroc", task).score(logits[positive]))
+
+
+def test_of_fits_with_equal_values_the_more_accurate_one_is_better(granted_task: Task) -> None:
+    """Both are wrong on a whole group, and one is right elsewhere more often."""
+    rule, y = selection("val_wga", granted_task), granted_task.val.y
+    group = granted_task.val.groups == 0
+    right = torch.where(group, 1 - y, y)
+    good, poor = (functional.one_hot(one).float() for one in (right, 1 - y))
+    first, second = (Score.of(rule, logits, y) for logits in (poor, good))
+    assert first.value == second.value == 0.0 and first.average < second.average
+    assert second.beats(first, rule) and not first.beats(second, rule)
+    assert first.beats(None, rule) and not first.beats(first, rule)
+    best = Score(1.0, 0.0)
+    assert best.beats(second, rule) and not second.beats(best, rule)
