@@ -76,11 +76,14 @@ class TestRegister:
 
 
 def test_papers_order_and_titles() -> None:
-    built_in = [method for method in METHODS.values() if method.distribution is None]
-    own = [method for method in built_in if not method.extended]
-    titles = [method.title for method in sorted(own, key=lambda method: method.order)]
-    assert titles == [
+    """Those of the main table first, then the rest of the field."""
+    own = [method for method in METHODS.values() if method.distribution is None]
+    ordered = sorted(own, key=lambda method: method.order)
+    assert [method.title for method in ordered if not method.extended] == [
         *("Group DRO", "JTT", "CnC", "EIIL", "DFR", "ERM", "GEORGE", "ExMap", "NCT", "NCT+")
+    ]
+    assert [method.title for method in ordered if method.extended] == [
+        *("RWY", "SUBY", "RWG", "SUBG", "AFR", "XRM", "SELF", "CB-LLR", "LfF", "EVaLS", "DPE")
     ]
     assert [method.name for method in own if method.tree] == ["nct", "nct_plus"]
     assert all(method.reference for method in own if method.name != "nct_plus")
