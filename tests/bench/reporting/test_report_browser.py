@@ -319,3 +319,17 @@ def seconds_to_open(browser: Any, file: Path) -> float:
     seconds = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd") / 1000
     page.context.close()
     return float(seconds)
+
+
+def test_print_is_dark_on_white_and_shows_what_is_open(browser: Any, page_file: Path) -> None:
+    page = opened(browser, page_file, *DESKTOP, color_scheme="dark")
+    open_section(page, "main_results")
+    page.emulate_media(media="print")
+    look = "getComputedStyle(document.body).{}"
+    assert page.evaluate(look.format("backgroundColor")) == "rgb(255, 255, 255)"
+    assert page.evaluate(look.format("color")) == "rgb(0, 0, 0)"
+    shown = {name: page.locator(name).first.is_visible() for name in ("#main_results", ".board")}
+    assert shown == {"#main_results": True, ".board": True}
+    for name in ("header.top", "#contents", "#paired_tests", "#main_results .tools"):
+        assert page.locator(name).is_hidden(), name
+    page.context.close()
