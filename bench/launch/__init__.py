@@ -49,8 +49,8 @@ def launch(
             return []
         workers = min(len(own), workers or default_workers(own))
         with progress_display(len(own)) as shown:
-            display = WithRemaining(shown, expected or {}, workers, log)
-            return run_pool(FixedJobs(own), options, workers, display, retries)
+            telling = WithRemaining(shown, expected or {}, workers, log)
+            return run_pool(FixedJobs(own), options, workers, telling, retries)
     from bench.launch.slurm import submit
 
     if own:
