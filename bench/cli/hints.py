@@ -37,8 +37,8 @@ ELSEWHERE = {
 class HintingParser(ArgumentParser):
     """An `ArgumentParser` that says what a wrong word may have meant."""
 
-    def __init__(self, *words: Any, **options: Any) -> None:
-        super().__init__(*words, allow_abbrev=False, **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "allow_abbrev": False})
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None

@@ -156,13 +156,13 @@ def _print_summary(statuses: Mapping[str, RunStatus], what: str) -> None:
         key = dataset, method, variant, split
         cells.setdefault(key, []).append(found)
     rows = []
-    for (dataset, method, variant, split), own in cells.items():
+    for (dataset, method, variant, shown), own in cells.items():
         done = [one.record for one in own if one.record is not None and one.record.done]
         others = [WORDS.get(one.status, one.status.value) for one in own]
         others = [word for word in others if word != Status.DONE]
         counts = [f"{others.count(word)} {word}" for word in dict.fromkeys(others)]
         runs = ", ".join((f"{len(done)} of {len(own)} done", *counts))
-        on = "validation " if split == "val" else ""
+        on = "validation " if shown == "val" else ""
         rows.append((dataset, method, variant, runs, on + _result(done) if done else ""))
     states = ", ".join(f"{n} {state}" for state, n in count_statuses(statuses.values()).items())
     title = f"{count_of(len(statuses), what)}: {states}"

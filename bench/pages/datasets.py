@@ -105,8 +105,8 @@ def _numbers(dataset: Dataset) -> list[str]:
     for (name, version), own in runs.groupby(["method", "version"]):
         if (method := load_methods().get(str(name))) is not None:
             title = f"[{method.title}](../methods/{name}.md)"
-            found.append((title, version, len(own), *shown(dataset, own)))
-    found.sort(key=lambda row: row[3], reverse=True)
+            found.append((title, str(version), str(len(own)), *shown(dataset, own)))
+    found.sort(key=lambda row: float(row[3].split()[0].replace("-", "0")), reverse=True)
     if not found:
         return ["## Our numbers", "", "No published runs yet.", ""]
     head = ("method", "version", "seeds", "worst group", "average")

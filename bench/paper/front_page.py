@@ -86,7 +86,7 @@ def scores(dataset: str, variant: str = "") -> dict[str, Score]:
     for (method, version), own in runs.groupby(["method", "version"]):
         if method not in load_methods():
             continue
-        score = Score(str(method), int(version), tuple(own.sort_values("seed")["test_wga"]))
+        score = Score(str(method), int(str(version)), tuple(own.sort_values("seed")["test_wga"]))
         before = found.get(score.method)
         if before is None or len(score.values) >= len(before.values):
             found[score.method] = score
@@ -317,8 +317,8 @@ def with_blocks(text: str, blocks: Mapping[str, Callable[[], Sequence[str]]]) ->
     """Return a page with its blocks as the runs have them now."""
     for name, lines in blocks.items():
         mark = re.compile(rf"(<!-- begin: {name} -->\n).*?(<!-- end: {name} -->)", re.DOTALL)
-        body = "\n".join(lines())
-        text, count = mark.subn(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", text)
+        body = "\n".join(lines()).replace("\\", r"\\")
+        text, count = mark.subn(rf"\g<1>{body}\n\g<2>", text)
         if count != 1:
             raise ValueError(f"the block '{name}' is there {count} times")
     return text

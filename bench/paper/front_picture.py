@@ -31,7 +31,8 @@ def draw(path: Path) -> None:
     """Draw the picture to an SVG file."""
     with plots.house_style():
         figure = plots.new_figure(9.4, max(3.9, ROW_HEIGHT * len(scores(SHORTCUT)) + 0.9))
-        left, right = figure.subfigures(1, 2, width_ratios=(1.0, 1.45))
+        panels: Any = figure.subfigures(1, 2, width_ratios=(1.0, 1.45))
+        left, right = panels
         _draw_digits(left)
         _draw_scores(right.subplots())
         with atomic_file(path) as draft:
@@ -79,8 +80,8 @@ def _draw_scores(axes: Any) -> None:
     axes.set_title("Who falls for it (CMNIST, real MNIST digits)", fontsize=9, loc="left")
     axes.grid(axis="x", color="0.9")
     axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    for name in ("top", "right", "left"):
+        axes.spines[name].set_visible(False)
     axes.tick_params(axis="y", length=0)
     handles = [
         axes.plot([], [], "o", color=COLOURS[sees], label=text)[0] for sees, text in TIERS.items()

@@ -10,9 +10,12 @@ import pytest
 from report_records import jobs, record, stage
 
 from bench.cost import (
+    ExpectedCost,
     by_cell,
+    describe_expected,
     divided_cpu,
     expected_totals,
+    format_seconds,
     mean_costs,
     stage_seconds,
     timing_of,
@@ -147,3 +150,28 @@ def test_what_no_run_shows_is_counted_apart(store: Store) -> None:
     wanted = expand(Request(("erm", "jtt"), ("umnist", "cmnist"), (100,), NO_DATA))
     totals = expected_totals(wanted, stage_seconds(wanted, store.records()))
     assert (totals.shared, totals.standalone, totals.unknown) == (FIRST, FIRST, 3)
+
+
+def test_what_is_expected_is_told_with_workers_and_what_is_not_known() -> None:
+    known = {"a": {"fit": 300.0}, "b": {"fit": 100.0}}
+    told = describe_expected(ExpectedCost(400.0, 400.0, 0), known, 1)
+    assert told.startswith("expected to take 7 min, until about ")
+    told = describe_expected(ExpectedCost(400.0, 400.0, 2), known, 4)
+    assert told.startswith("expected to take 5 min with 4 workers"), "the longest run is waited for"
+    assert "and 2 more of unknown cost" in told
+    assert "not known" in describe_expected(ExpectedCost(0.0, 0.0, 2), {}, 2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(89.4, "89 s"), (90.0, "2 min"), (5399.0, "90 min"), (5400.0, "1.5 h")]
+)
+def test_durations_as_one_reads_them(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_standins_do_not_tell_what_real_data_cost() -> None:
+    job = jobs("erm", "umnist")[0]
+    small = replace(job, standin=True)
+    done = [run_of(stage("fit", "own", 5.0), job=small)]
+    assert [*stage_seconds([small], done).values()] == [{"fit": 5.0}]
+    assert stage_seconds([job], done) == {}
