@@ -17,9 +17,10 @@ def run(arguments: Namespace) -> int:
         findings.append(finding)
         if not arguments.json:
             print(finding.line(), flush=True)
-    counts = Counter(finding.level for finding in findings)
+    counts: Counter[str] = Counter(finding.level for finding in findings)
     if arguments.json:
-        print_json({"findings": [asdict(finding) for finding in findings], **dict(counts.items())})
+        rows = [asdict(finding) for finding in findings]
+        print_json({"findings": rows, "warn": counts[WARN], "fail": counts[FAIL]})
     elif counts[FAIL]:
         log(f"{counts[FAIL]} to be put right, {counts[WARN]} to know about")
     return int(counts[FAIL] > 0)

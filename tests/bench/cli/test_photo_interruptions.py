@@ -117,9 +117,12 @@ def test_killed_three_times_it_ends_with_the_same_predictions(
     use_data_root(Path("a/data"))
     table = dataset_of("shapes").samples(home / "a/data/own/shapes")  # type: ignore[attr-defined]
     names = {row.id: Path(row.file).name for row in table.itertuples()}
-    classes = ("bright", "dark")
-    for row in tables[0].itertuples():
-        assert labelled[names[row.id]]["label"] == classes[row.pred]
+    scores = tables[0][["score_0", "score_1"]].to_numpy(dtype=np.float64)
+    likely = 1 / (1 + np.exp(-np.abs(scores[:, 1] - scores[:, 0])))
+    for row, probability in zip(tables[0].itertuples(), likely, strict=True):
+        found = labelled[names[row.id]]
+        assert found["class"] == ("bright", "dark")[row.pred]
+        assert found["probability"] == pytest.approx(probability, abs=2e-3)
 
 
 def dataset_of(name: str) -> Dataset:
