@@ -218,7 +218,7 @@ def draw_depth_curves(given: FigureInput) -> Drawn:
             name, marker, style = CURVES[metric]
             scale = 100 if ranked else 1
             values = [scale * np.array(_known(found, _test_metric(t, metric))) for t in iterations]
-            means = [own.mean() for own in values]
+            means = [own.mean() if len(own) else np.nan for own in values]
             spreads = [own.std(ddof=1) if len(own) > 1 else 0.0 for own in values]
             look = {"color": colour, "marker": marker}
             axes.errorbar(iterations, means, spreads, ls=style, label=name, elinewidth=0.8, **look)
