@@ -341,7 +341,7 @@ def survey(
     grid = Grid(tuple(jobs), store, statuses, tuple(skipped))
     if not expected:
         return grid
-    known = known_stages(jobs, store)
+    known = stage_seconds(jobs, _finished(store))
     return replace(
         grid,
         expected=expected_totals(jobs, known),
@@ -350,11 +350,22 @@ def survey(
     )
 
 
-def known_stages(jobs: Sequence[Job], store: Store) -> dict[str, StageSeconds]:
-    """Return what the stages of runs took in runs like them, finished here or published."""
+def _finished(store: Store) -> list[Record]:
+    """Return the runs that tell what others cost: those finished here, and the published ones."""
     roots = dict.fromkeys((store.root.resolve(), published_folder().resolve()))
-    finished = [record for root in roots for record in Store(root).records() if record.done]
-    return stage_seconds(jobs, finished)
+    return [record for root in roots for record in Store(root).records() if record.done]
+
+
+def known_stages(jobs: Sequence[Job], store: Store) -> dict[str, StageSeconds]:
+    """Return what the stages of runs took in finished runs like them.
+
+    Runs on stand-ins, which are of any size, tell nothing of those on real data, nor these of them.
+    """
+    finished, known = _finished(store), dict[str, StageSeconds]()
+    for standin in (False, True):
+        alike = [record for record in finished if record.job.standin is standin]
+        known |= stage_seconds([job for job in jobs if job.standin is standin], alike)
+    return known
 
 
 def plan(

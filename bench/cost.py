@@ -164,24 +164,20 @@ class ExpectedCost:
 def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, StageSeconds]:
     """Return, by run id, the mean seconds of the stages of finished runs like it.
 
-    Those are the runs of the same method and dataset that are as quick, on real data or not.
+    Those are the runs of the same method and dataset that are as quick.
     """
-    summed: dict[tuple[str, str, bool, bool], dict[str, float]] = {}
-    runs: Counter[tuple[str, str, bool, bool]] = Counter()
+    summed: dict[tuple[str, str, bool], dict[str, float]] = {}
+    runs: Counter[tuple[str, str, bool]] = Counter()
     for record in records:
         if record.done and not record.details.get("stack"):
-            key = _kind(record.job)
+            key = record.job.method, record.job.dataset, record.job.quick
             runs[key] += 1
             own = summed.setdefault(key, {})
             for stage in record.cost.stages:
                 own[stage.name] = own.get(stage.name, 0.0) + stage.seconds_standalone
     means = {key: {name: s / runs[key] for name, s in own.items()} for key, own in summed.items()}
-    keys = {job.run_id: _kind(job) for job in jobs}
+    keys = {job.run_id: (job.method, job.dataset, job.quick) for job in jobs}
     return {run_id: means[key] for run_id, key in keys.items() if key in means}
-
-
-def _kind(job: Job) -> tuple[str, str, bool, bool]:
-    return job.method, job.dataset, job.quick, job.standin
 
 
 def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> ExpectedCost:
