@@ -351,7 +351,10 @@ def survey(
     grid = Grid(tuple(jobs), store, statuses, tuple(skipped))
     if not expected:
         return grid
-    known, guessed = known_stages(jobs, store)
+    finished = _finished(store)
+    known = stage_seconds(jobs, finished)
+    guessed = _estimates(jobs, known, finished, store)
+    known |= guessed
 
     def totals(of: Sequence[Job]) -> ExpectedCost:
         return replace(
@@ -363,23 +366,37 @@ def survey(
         expected=totals(jobs),
         remaining=totals(grid.to_run()),
         seconds={run_id: sum(stages.values()) for run_id, stages in known.items()},
-        estimated=guessed,
+        estimated=frozenset(guessed),
     )
 
 
-def known_stages(
-    jobs: Sequence[Job], store: Store
-) -> tuple[dict[str, StageSeconds], frozenset[str]]:
-    """Return what the stages of runs took in runs like them, finished here or published.
-
-    For jobs that no run is like it is an estimate; the second value has their ids.
-    """
+def _finished(store: Store) -> list[Record]:
+    """Return the runs that tell what others cost: those finished here, and the published ones."""
     roots = dict.fromkeys((store.root.resolve(), published_folder().resolve()))
-    finished = [record for root in roots for record in Store(root).records() if record.done]
-    known = stage_seconds(jobs, finished)
+    return [record for root in roots for record in Store(root).records() if record.done]
+
+
+def _estimates(
+    jobs: Sequence[Job],
+    known: Mapping[str, StageSeconds],
+    finished: Sequence[Record],
+    store: Store,
+) -> dict[str, StageSeconds]:
+    """Return estimates for jobs of which no finished run tells what they cost."""
     threads = RunOptions(data_root=Path(), results=store.root).threads_for
-    guessed = estimated_seconds([j for j in jobs if j.run_id not in known], finished, threads)
-    return known | guessed, frozenset(guessed)
+    return estimated_seconds([j for j in jobs if j.run_id not in known], finished, threads)
+
+
+def known_stages(jobs: Sequence[Job], store: Store) -> dict[str, StageSeconds]:
+    """Return what the stages of runs took in finished runs like them, or an estimate.
+
+    Runs on stand-ins, which are of any size, tell nothing of those on real data, nor these of them.
+    """
+    finished, known = _finished(store), dict[str, StageSeconds]()
+    for standin in (False, True):
+        alike = [record for record in finished if record.job.standin is standin]
+        known |= stage_seconds([job for job in jobs if job.standin is standin], alike)
+    return known | _estimates(jobs, known, finished, store)
 
 
 def plan(
@@ -542,7 +559,7 @@ def run_jobs(
         return grid
     known: dict[str, StageSeconds] = {}
     if how.cluster is None:
-        known, _ = known_stages(todo, store)
+        known = known_stages(todo, store)
         workers = min(len(todo), how.workers or default_workers(todo, options.device))
         log(describe_expected(expected_totals(todo, known), known, workers))
     # A method that was defined in the running program itself is in no other process.

@@ -186,8 +186,7 @@ def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, S
 def _kind(job: Job) -> tuple[object, ...]:
     """Return what runs have in common that cost about as much as each other."""
     network, look = job.config.backbone.get("name"), job.config.dataset.get("resolution")
-    frozen = job.network().frozen
-    return job.method, job.dataset, job.quick, job.standin, network, look, frozen
+    return job.method, job.dataset, job.quick, network, look, job.network().frozen
 
 
 def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> ExpectedCost:

@@ -7,6 +7,7 @@ audits/                  what the audit saw of unfinished runs and of shared sta
 work/                    checkpoints of what is not finished
 damaged/                 what was found damaged and made again, with a line a piece in notes.jsonl
 launches/                what was submitted to a cluster
+commands/                commands whose runs have not all ended (`bench.commands`)
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from pathlib import Path
 
 from bench import check_datasets_package, numerics
 
+BEGIN_A_ROOT = ("get", "add")
+"""Verbs of `data` that may begin a new data root."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; 0 all well, 1 some runs failed, 2 wrong use, 130 interrupted."""
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         numerics.apply(choice)  # before a verb imports torch
         if getattr(arguments, "data_root", None) is not None:
-            if getattr(arguments, "data_verb", "") != "get":  # which may begin a new folder
+            if getattr(arguments, "data_verb", "") not in BEGIN_A_ROOT:
                 _require_data_root(arguments.data_root)
             use_data_root(arguments.data_root)
         return int(importlib.import_module(f"bench.cli.{arguments.verb}").run(arguments) or 0)
@@ -77,5 +80,5 @@ def _require_data_root(root: Path) -> None:
     if root != default_data_root() and not root.exists():
         raise UsageError(
             f"there is no folder {root}",
-            "correct --data-root, or make the folder; `data get` makes it by itself",
+            "correct --data-root, or make the folder; `data get` and `data add` make it",
         )

@@ -399,7 +399,8 @@ PURPOSES: Mapping[str, tuple[str, ...]] = {
     "see how runs are doing": ("status", "cancel", "clean"),
     "read results": ("report", "show", "explain", "slices", "predict"),
     "check and share results": ("check", "publish"),
-    "build your own": ("new", "test", "perf"),
+    "build your own": ("new", "test"),
+    "look at this machine": ("doctor", "perf"),
 }
 """The verbs by what one wants to do, as the overview lists them."""
 

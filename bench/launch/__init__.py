@@ -35,6 +35,7 @@ def launch(
     from bench.launch.remaining import WithRemaining
     from bench.launch.scheduler import require_cluster
     from bench.store import Store
+    from datasets.errors import count_of
 
     store = Store(options.results)
     cluster = require_cluster() if profile is not None else None
@@ -42,7 +43,9 @@ def launch(
     own = [job for job in jobs if job.run_id not in submitted]
     if len(own) < len(jobs):
         what = "followed" if profile is not None and wait else "left alone"
-        log(f"queued or running on a cluster already: {len(jobs) - len(own)}, {what}")
+        runs = count_of(len(jobs) - len(own), "run")
+        are = "is" if len(jobs) - len(own) == 1 else "are"
+        log(f"{runs} {are} queued or running on a cluster already: {what}")
     prepare(own, options)
     if profile is None or cluster is None:
         if not own:

@@ -167,12 +167,12 @@ def _against_the_paper() -> str:
         "agrees": "agree with it",
         "higher": "are higher",
         "lower": "are lower",
-        "cannot tell": "too few seeds to tell",
+        "cannot tell": "have too few seeds to tell",
     }
     told = [f"{counts[word]} {text}" for word, text in words.items() if counts[word]]
     return (
-        f"**Against the NCT paper**: of {counts.total()} worst groups that both have, "
-        f"{', '.join(told)} (Welch's 95% interval)."
+        f"**Against the NCT paper**: of {sum(counts[word] for word in words)} worst groups that "
+        f"both have, {', '.join(told)} (Welch's 95% interval)."
         if told
         else ""
     )
