@@ -39,8 +39,10 @@ def run(arguments: Namespace) -> int:
     new, equal = [], []
     for folder in folders:
         target = store.runs / folder.name
-        if reason := refused.get(folder.name) or _obstacle(folder, target, classifier):
-            refused[folder.name] = reason
+        # What a run is comes first: of one that is kept out anyway, a missing figure says little.
+        why = _kept_out(folder, classifier) or refused.get(folder.name) or _changed(folder, target)
+        if why:
+            refused[folder.name] = why
         elif target.is_dir():
             equal.append(folder.name)
         else:
@@ -59,13 +61,18 @@ def run(arguments: Namespace) -> int:
     return 1 if refused else 0
 
 
-def _obstacle(folder: Path, target: Path, classifier: Classifier) -> str:
-    """Return why a run that was found right may still not be published; nothing if it may."""
+def _kept_out(folder: Path, classifier: Classifier) -> str:
+    """Return why a run is none that is published, right or not; nothing if it may be."""
     record = read_record(folder / "record.json")
-    assert isinstance(record, Record)  # else `check` has refused it
+    if not isinstance(record, Record):
+        return ""  # `check` has refused it
     placed = classifier.place(record, folder)
-    if placed.kind in ("smoke", "left out") or placed.outdated:
-        return placed.reason or placed.outdated
+    kept_out = placed.kind in ("smoke", "left out") or placed.outdated
+    return placed.reason or placed.outdated if kept_out else ""
+
+
+def _changed(folder: Path, target: Path) -> str:
+    """Return how a run differs from the one of its id that is published."""
     known = target.is_dir() and target.resolve() != folder.resolve()
     changed = differences(folder, target) if known else []
     return f"another result is published: {'; '.join(changed)}" if changed else ""

@@ -334,7 +334,7 @@ def test_stand_ins_that_are_not_there_are_a_note(
 ) -> None:
     found = bench.check(quick_store, data_root=NO_DATA if root == "no data" else mnist_root)
     assert found.ok, found.problems
-    assert any("stand-in data that is not on disk" in note for note in found.notes)
+    assert any("standin data that is not on disk" in note for note in found.notes)
 
 
 def test_plug_ins_are_told_from_what_is_ours(quick_store: Path, tmp_path: Path) -> None:

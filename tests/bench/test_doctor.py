@@ -35,6 +35,7 @@ def raising(error: Exception) -> Any:
 
 
 def test_a_sound_machine_without_data(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
     folders = ("--data-root", tmp_path / "data", "--results", tmp_path / "results")
     told = cli("doctor", *folders)
     assert told.code == 0, told.out

@@ -339,12 +339,15 @@ def test_unreadable_images(tmp_path: Path, cli: Any) -> None:
     gone.unlink()
     outcome = cli("data", "verify", "waterbirds", "--data-root", root)
     assert outcome.code == 2
-    assert "3 unreadable image(s)" in outcome.err
+    assert "1 missing image(s)" in outcome.err and "2 unreadable image(s)" in outcome.err
     for file in (truncated, empty, gone):
         assert str(file) in outcome.err
     assert "-> replace them" in outcome.err
     assert "Traceback" not in outcome.err
     settings = ("--set", "backbone.name=resnet18", "backbone.pretrained=false")
+    outcome = cli(*run_words(root, results, "--datasets", "waterbirds", *settings))
+    assert outcome.code == 2 and str(gone) in outcome.err
+    shutil.copyfile(pictures[0], gone)
     outcome = cli(*run_words(root, results, "--datasets", "waterbirds", *settings))
     assert outcome.code == 2
     assert "is not a readable image" in outcome.err

@@ -132,10 +132,14 @@ class TestAFolderForEachClass:
         cli("data", "add", "shapes", "shapes", "--data-root", "data")
         said = cli("plan", "--methods", "all", *root, "--json").json
         left_out = {row["method"]: row for row in said["left_out"]}
-        assert set(left_out) == {"groupdro", "jtt", "eiil", "dfr", "cnc"}
+        assert set(left_out) == {
+            *("groupdro", "jtt", "eiil", "dfr", "cnc"),
+            *("rwy", "suby", "rwg", "subg", "afr", "self", "cbllr"),
+        }
         assert "group labels of train and val" in left_out["groupdro"]["reason"]
         assert {row["method"] for row in said["runs"]} == {
-            *("erm", "george", "exmap", "nct", "nct_plus")
+            *("erm", "george", "exmap", "nct", "nct_plus"),
+            *("xrm", "lff", "evals", "dpe"),
         }
         refused = cli("plan", "--methods", "erm,jtt", *root)
         assert refused.code == 2 and "jtt.selection=val_avg" in refused.err
@@ -162,7 +166,7 @@ class TestATable:
         words = ("--data-root", "data")
         cli("data", "add", "birds", "birds", "--groups", "place", *words)
         planned = cli("plan", "--datasets", "birds", "--seeds", "1", "--json", *words).json
-        assert [row["method"] for row in planned["left_out"]] == ["groupdro"]
+        assert [row["method"] for row in planned["left_out"]] == ["groupdro", "rwg", "subg"]
         ran = cli("run", "--methods", "jtt,nct", "--datasets", "birds", *words, *QUICK, "--json")
         assert ran.code == 0, ran.err
         for row in ran.json["runs"]:

@@ -194,7 +194,8 @@ def test_json_of_list(digits_root: Path, cli: Any) -> None:
     by_name = {method["name"]: method for method in content["methods"]}
     assert by_name["erm"].keys() >= {"version", "train_groups", "val_groups", "interpretable"}
     datasets = {dataset["name"]: dataset for dataset in content["datasets"]}
-    assert set(datasets) == {"waterbirds", "celeba", "isic", "umnist", "cmnist"}
+    paper = {"waterbirds", "celeba", "isic", "umnist", "cmnist"}
+    assert set(datasets) == paper | {"dominoes", "cmnist_irm"}
     for dataset in datasets.values():
         fields = {"protocol", "metric", "groups", "counts", "group_counts", "get_command"}
         assert fields | {"on_disk", "standin"} <= dataset.keys()
@@ -242,10 +243,12 @@ def test_all_runs_what_is_there_and_says_what_is_not(
     words = ("--seeds", "3,", "--quick", "--workers", "1", "--json")
     told = cli(*grid(digits_root, tmp_path / "results", *words, datasets="all"))
     assert told.code == 0
-    assert [(r["dataset"], r["seed"]) for r in told.json["runs"]] == [("umnist", 3), ("cmnist", 3)]
-    assert told.json["done"] == 2
+    assert [(r["dataset"], r["seed"]) for r in told.json["runs"]] == [
+        *(("umnist", 3), ("cmnist", 3), ("cmnist_irm", 3))
+    ]
+    assert told.json["done"] == 3
     skipped = {entry["name"]: entry["command"] for entry in told.json["skipped_datasets"]}
-    assert set(skipped) == {"waterbirds", "celeba", "isic"}
+    assert set(skipped) == {"waterbirds", "celeba", "isic", "dominoes"}
     lines = told.err.splitlines()
     first, last = (
         min(i for i, line in enumerate(lines) if "start" in line),

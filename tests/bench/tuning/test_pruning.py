@@ -157,7 +157,6 @@ def test_only_epochs_that_are_alike_are_compared(
         ("dfr", {}),
         ("exmap", {}),
         ("erm", {"erm.selection": "val_loss"}),
-        ("jtt", {"jtt.selection": "val_avg"}),  # tuned for the worst group
         ("nct", {"nct.iterations": "1"}),
     ],
 )
