@@ -43,7 +43,7 @@ def test_a_sound_machine_without_data(cli: Any, tmp_path: Path) -> None:
     assert "warn  data      not on disk: " in told.out
     assert "-> python -m bench data get waterbirds" in told.out
     assert "warn  weights" in told.out and "data get weights" in told.out
-    assert not list(tmp_path.iterdir()), "nothing is written"
+    assert [*tmp_path.rglob("*")] == [tmp_path / "data"], "nothing is written"
     found = cli("doctor", *folders, "--json").json
     assert {one["check"] for one in found["findings"]} >= {
         *("python", "datasets", "torch", "machine", "data", "weights", "disk", "slurm"),

@@ -130,7 +130,8 @@ def test_publish_overwrites_nothing(cli: Cli, own: Store, tmp_path: Path) -> Non
     ("values", "reason"),
     [
         ({"git": {"commit": "0" * 40, "dirty": True}}, "uncommitted changes"),
-        ({"quick": True}, "its id is not that of its settings"),
+        ({"quick": True}, "quick run"),
+        ({"seed": 2}, "its id is not that of its settings"),
         ({"standin": True}, "stand-in data"),
         ({"status": "failed"}, "failed"),
         ({"label_digest": "0" * 64}, "its label digest is"),
