@@ -45,6 +45,7 @@ ONLY_PARSED = {
     "data get waterbirds": "a gigabyte from elsewhere",
     "data get weights": "from elsewhere",
     "data get mnist": "from elsewhere",
+    "backbone.weights=FILE": "a file of the reader's own; test_features.py",
     "data get NAME": "a placeholder",
     "nct-celeba": "a run of the reader's own",
     "my.toml": "a profile of the reader's own",
