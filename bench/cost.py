@@ -166,8 +166,8 @@ class ExpectedCost:
 def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, StageSeconds]:
     """Return, by run id, the mean seconds of the stages of finished runs like it.
 
-    Those are the runs of the same method, dataset, network and resolution, as quick, and on frozen
-    features or not.
+    Those are the runs of the same method and version, dataset, network and resolution, as quick,
+    and on frozen features or not. Another version may have cost many times as much.
     """
     summed: dict[tuple[object, ...], dict[str, float]] = {}
     runs: Counter[tuple[object, ...]] = Counter()
@@ -186,7 +186,8 @@ def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, S
 def _kind(job: Job) -> tuple[object, ...]:
     """Return what runs have in common that cost about as much as each other."""
     network, look = job.config.backbone.get("name"), job.config.dataset.get("resolution")
-    return job.method, job.dataset, job.quick, network, look, job.network().frozen
+    frozen = job.network().frozen
+    return job.method, job.version, job.dataset, job.quick, network, look, frozen
 
 
 def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> ExpectedCost:
@@ -228,7 +229,7 @@ def describe_expected(cost: ExpectedCost, known: Mapping[str, StageSeconds], wor
     unknown = f", and {cost.unknown} more of unknown cost" if cost.unknown else ""
     return (
         f"expected to take {format_seconds(seconds)}{by}, until about {end}{unknown} "
-        "(by runs finished here and published ones)"
+        "(by finished runs like these, or by an estimate)"
     )
 
 

@@ -177,3 +177,10 @@ def test_standins_do_not_tell_what_real_data_cost(tmp_path: Path) -> None:
     known = known_stages([job, replace(small, seed=7)], Store(tmp_path))
     assert known[replace(small, seed=7).run_id] == {"fit": 5.0}
     assert sum(known[job.run_id].values()) > 60, "a published run tells that"
+
+
+def test_another_version_does_not_tell_what_a_run_costs(store: Store) -> None:
+    (job,) = expand(Request(("erm",), ("umnist",), (100,), NO_DATA))
+    assert job.run_id in stage_seconds([job], store.records())
+    changed = replace(job, version=job.version + 1)
+    assert stage_seconds([changed], store.records()) == {}
