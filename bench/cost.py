@@ -166,8 +166,9 @@ class ExpectedCost:
 def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, StageSeconds]:
     """Return, by run id, the mean seconds of the stages of finished runs like it.
 
-    Those are the runs of the same method, dataset, network and resolution, as quick, on frozen
-    features or not, and on a stand-in, which is of any size, or not.
+    Those are the runs of the same method and version, dataset, network and resolution, as quick, on
+    frozen features or not, and on a stand-in, which is of any size, or not. Another version may
+    have cost many times as much.
     """
     summed: dict[tuple[object, ...], dict[str, float]] = {}
     runs: Counter[tuple[object, ...]] = Counter()
@@ -186,7 +187,8 @@ def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, S
 def _kind(job: Job) -> tuple[object, ...]:
     """Return what runs have in common that cost about as much as each other."""
     network, look = job.config.backbone.get("name"), job.config.dataset.get("resolution")
-    return job.method, job.dataset, job.standin, job.quick, network, look, job.network().frozen
+    how = job.quick, job.standin, job.network().frozen
+    return job.method, job.version, job.dataset, network, look, *how
 
 
 def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> ExpectedCost:

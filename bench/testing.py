@@ -45,7 +45,7 @@ from datasets import standins
 from datasets.base import SPLITS, BackboneSpec, LoadedData, label_digest, outline_task
 from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import Values, as_plain, build_config
-from datasets.dataset import Dataset
+from datasets.dataset import DATASETS, Dataset
 from datasets.errors import DataMissing, UsageError
 from datasets.fetch import default_data_root
 from methods.backbones import SMALL_NETWORKS
@@ -226,8 +226,11 @@ class MethodContract:
     """Digit-sized datasets to run on; those that the stand-in digits serve by default."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run on every digit-sized dataset, and check declarations for all."""
-        every = load_datasets()
+        """Run on every digit-sized dataset, and check declarations for all that are registered.
+
+        A user's own data is not among them: the tests have a data root of their own.
+        """
+        every = {name: one for name, one in load_datasets().items() if name in DATASETS}
         digits = self.datasets or tuple(n for n, d in every.items() if d.source == STANDIN)
         names = {"dataset": digits, "last_digits": digits[-1:], "any_dataset": tuple(every)}
         for fixture in names.keys() & set(metafunc.fixturenames):

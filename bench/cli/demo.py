@@ -15,6 +15,7 @@ from bench.paper.demo import demo_jobs, what_happened, write_standins
 from bench.process import available_cores
 from bench.store import Store
 
+NEXT = "python -m bench run --methods erm,nct_plus,dfr --datasets cmnist --seeds 1"
 BEFORE = (
     "Five classes of digits. In training nearly every digit has the colour of its class, on test "
     "images any: who reads the colour is right in training and wrong where it counts.",
@@ -38,4 +39,5 @@ def run(arguments: Namespace) -> int:
     page = api.report(out / "report", results=results, data_root=data_root)
     code = print_failures(grid)
     print(f"Report (stand-in data, not results): {page.resolve().as_uri()}")
+    log(f"next, on real digits: {NEXT}")
     return code

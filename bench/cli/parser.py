@@ -108,7 +108,7 @@ def _selection(parser: ArgumentParser) -> None:
     parser.add_argument("--methods", default="all", metavar="A,B", help="methods, or all")
     parser.add_argument("--datasets", default="all", metavar="A,B", help="datasets, or all")
     _seeds(parser, default="5", meaning="how many: 5 is 0 to 4; or which: 3,7 is those two")
-    meaning = "which hyperparameters: paper (default), tuned, or for data without any small, ..."
+    meaning = "whose settings: paper (default), tuned, or those of a kind of data (small, ...)"
     parser.add_argument("--preset", default="paper", help=meaning)
     meaning = "a network: a timm name, a LeNet, linear or mlp on features (backbone.name)"
     parser.add_argument("--backbone", metavar="NAME", help=meaning)

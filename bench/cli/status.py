@@ -24,10 +24,12 @@ from bench.record import Record, Status
 from bench.store import RunStatus, Store
 from bench.tuning.workers import StudyWorkers, study_workers
 from datasets.catalogue import load_datasets
+from datasets.dataset import DATASETS
 from datasets.errors import UsageError, count_of
 
 STUDY_COLUMNS = ("study", "method", "dataset", "finished", "asked", "array", "queued", "running")
 FEW = 30  # runs that are all listed unasked
+BEGIN = "python -m bench run --methods erm,nct --datasets cmnist --seeds 1"
 CLEAR = "\x1b[2J\x1b[H"  # what a terminal empties its screen by
 WORDS = {Status.PREEMPTED: "interrupted", Status.MISSING: "not started"}
 
@@ -131,7 +133,9 @@ def _campaign_progress(statuses: Mapping[str, RunStatus]) -> list[CampaignProgre
     records = (found.record for found in statuses.values())
     done = {r.run_id: r.job.dataset for r in records if r is not None and r.done}
     try:
-        return campaign_progress(done.keys(), [d for d in load_datasets() if d in done.values()])
+        known = [name for name in load_datasets() if name in DATASETS]  # own data is in no table
+        run_on = [name for name in known if name in done.values()]
+        return campaign_progress(done.keys(), run_on)
     except (Exception, SystemExit) as error:  # whatever a half-edited file may raise
         log(f"campaigns are not counted, for the methods cannot be loaded: {error}")
         return []
@@ -170,6 +174,7 @@ def _print_summary(statuses: Mapping[str, RunStatus], what: str) -> None:
         print_table(title, ("dataset", "method", "variant", "runs", "mean +- std"), sorted(rows))
     else:
         print(title)
+        log(f"nothing was run here yet; {BEGIN} begins")
 
 
 def _variant(found: RunStatus) -> str:

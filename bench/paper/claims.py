@@ -338,7 +338,7 @@ def claims(given: ReportInput) -> Table:
         title="Claims of the paper",
         caption=(
             "What the paper says, its number, ours, and a verdict for these datasets and settings. "
-            + ", ".join(f"{count[v]} {v}" for v in (HOLDS, FAILS, UNTESTABLE, UNMEASURED))
+            + "; ".join(f"{v}: {count[v]}" for v in (HOLDS, FAILS, UNTESTABLE, UNMEASURED))
             + "."
         ),
         row_headers=("Dataset", "Where"),

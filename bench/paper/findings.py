@@ -14,6 +14,7 @@ from bench.reporting.names import dataset_title, headline, method_title
 from bench.reporting.table import CellKey
 
 METHOD, PLUS, USUAL = "nct", "nct_plus", "erm"
+WHAT_IT_IS = "a tree grown from a network's own mistakes"
 CONTROL = CAMPAIGNS["control-validation"]
 COLLAPSED = 10.0  # points of worst-group accuracy: at most this is a failure
 SHOWN = 3  # methods that a sentence names
@@ -47,7 +48,7 @@ def against_usual(boards: Sequence[Board]) -> list[Finding]:
     told += [f"is within seed noise of {usual} ({in_words(unclear)})"] if unclear else []
     if not told:
         return []
-    text = f"{title} {in_words(told)}."
+    text = f"{title}, {WHAT_IT_IS}, {in_words(told)}."
     if better := _over_plain(boards):
         text += f" {better}"
     return [Finding(f"{title} against {usual}", text, "paired_tests")]
@@ -77,6 +78,7 @@ def biased_validation(given: ReportInput) -> list[Finding]:
             runs = given.runs.variant(CONTROL.name, variant.name, dataset)
             found[method] = metric_by_seed([r for r in runs if r.job.method == method], metric)
     falls: list[tuple[float, float, str]] = []
+    counted: set[int] = set()  # of seeds that were run both ways
     for method in CONTROL.methods:
         seeds = sorted(before[method].keys() & after[method].keys())
         if seeds:
@@ -84,6 +86,7 @@ def biased_validation(given: ReportInput) -> list[Finding]:
                 sum(side[method][s] for s in seeds) / len(seeds) for side in (before, after)
             )
             falls.append((was, now, method))
+            counted.add(len(seeds))
     title = f"Biased validation ({dataset_title(dataset)})"
     if not any(was > COLLAPSED for was, _, _ in falls):
         return []
@@ -94,7 +97,8 @@ def biased_validation(given: ReportInput) -> list[Finding]:
     failed = sorted((m for a, m in could if a <= COLLAPSED), key=lambda m: m not in (METHOD, PLUS))
     listed = [said[m] for m in failed[:SHOWN]]
     listed += [f"{len(failed) - SHOWN} more"] if len(failed) > SHOWN else []
-    text = "Where validation is as biased as training, "
+    span = " to ".join(str(number) for number in sorted({min(counted), max(counted)}))
+    text = f"Where validation is as biased as training (seeds: {span}), "
     if not failed:
         text += f"no worst group collapses; {kept[-1]} is the lowest."
     elif not kept:

@@ -201,7 +201,11 @@ def _how() -> str:
             if name in scores(d)
         )
     )
-    late = f" {', '.join(earlier)}: still of version 1." if earlier else ""
+    late = (
+        f" {', '.join(earlier)}: runs of an earlier version; today's differs (docs/protocol.md)."
+        if earlier
+        else ""
+    )
     return f"Mean ± standard deviation over {span} seeds, on test images.{late}"
 
 

@@ -216,3 +216,10 @@ def test_runs_are_estimated_for_their_own_threads_and_device(
     assert guessed == {job.run_id, head.run_id} == {*known}
     network = Network("resnet50", 3, 224, "cuda", 3)
     assert asked == [network, network, Network("linear", 512, 0, "cuda", 1)]
+
+
+def test_another_version_does_not_tell_what_a_run_costs(store: Store) -> None:
+    (job,) = expand(Request(("erm",), ("umnist",), (100,), NO_DATA))
+    assert job.run_id in stage_seconds([job], store.records())
+    changed = replace(job, version=job.version + 1)
+    assert stage_seconds([changed], store.records()) == {}

@@ -7,12 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from bench.scaffold import new
+from bench.testing import MethodContract
+from datasets.catalogue import load_datasets
 from datasets.errors import UsageError
+from datasets.intake import AddOptions, add
+
+sys.path.append(str(Path(__file__).parents[1]))
+from planted import write_planted
 
 HOUSE = Path(__file__).parents[2]
 
@@ -38,6 +45,20 @@ def test_file_passes_the_contract_as_it_stands(kind: str, name: str, tmp_path: P
     assert tested.returncode == 0, tested.stdout
     assert "passed" in tested.stdout and "failed" not in tested.stdout
     assert {path.name for path in tmp_path.iterdir()} <= {f"{name}.py", "__pycache__"}
+
+
+def test_own_data_is_not_among_what_a_method_is_tested_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH_DATA", str(tmp_path / "data"))
+    write_planted(tmp_path / "pets", count=24)
+    (tmp_path / "data").mkdir()
+    add("pets", tmp_path / "pets", tmp_path / "data", AddOptions())
+    assert "pets" in load_datasets()
+    asked: dict[str, tuple[str, ...]] = {}
+    wanted = SimpleNamespace(fixturenames=["any_dataset"], parametrize=asked.__setitem__)
+    MethodContract().pytest_generate_tests(cast(pytest.Metafunc, wanted))
+    assert "cmnist" in asked["any_dataset"] and "pets" not in asked["any_dataset"]
 
 
 def test_broken_method_fails_the_contract(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ function fill(node, attributes, children) {
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) =>
   fill(document.createElementNS(SVG, tag), attributes, children);
+const sentence = (text) => text ? `${text[0].toUpperCase()}${text.slice(1)}.` : "";
 const number = (value, digits = 1) =>
   value === null || value === undefined ? "-" : Number(value).toLocaleString("en", {
     minimumFractionDigits: digits, maximumFractionDigits: digits });
@@ -500,7 +501,7 @@ function tree(run) {
       `${number(level.wga)}, average ${number(level.avg)}${proxy}`);
   });
   return card("Tree", el("p", { class: "notes" }, `Training samples in each node; bars show their ` +
-    `true groups, which routing never sees. ${t.stop_reason || ""}`),
+    `true groups, which routing never sees. ${sentence(t.stop_reason)}`),
   el("div", { class: "legend" }, families.map((name, place) =>
     el("span", {}, el("i", { style: `background:${colour(place)}` }), name))),
   el("div", { class: "tree" }, rows.map((row, depth) => [labels[depth], row]).flat()), detail);

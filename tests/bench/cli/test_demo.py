@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from records import a_job, a_record
 
+from bench.cli import demo as demo_command
 from bench.paper import demo
 from bench.record import Metrics, Outcome, Record
 from bench.store import Store
@@ -69,6 +70,7 @@ def test_the_demo_shows_a_shortcut_and_ends_with_a_page(cli: Cli, tmp_path: Path
     first = cli("demo", "--out", tmp_path / "demo")
     assert first.code == 0, first.err
     assert "not results" in first.err and "index.html" in first.out
+    assert demo_command.NEXT in first.err
     assert "leaked" not in first.err and "Warning" not in first.err
     runs = {record.job.method: record for record in Store(tmp_path / "demo" / "results").records()}
     assert [*runs] and {*runs} == {*demo.METHODS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,9 @@ from bench.cli import status
 from bench.commands import unfinished_command
 from bench.record import Metrics, Outcome
 from bench.store import Store
+
+sys.path.append(str(Path(__file__).parents[2]))
+from planted import write_planted
 
 Cli = Callable[..., Any]
 COMMAND = "python -m bench run --methods erm --datasets cmnist --seeds 3"
@@ -117,3 +121,21 @@ def test_watching_that_makes_no_sense(
 ) -> None:
     told = cli("status", "--results", tmp_path, *words)
     assert told.code == 2 and reason in told.err
+
+
+def test_an_empty_folder_is_told_what_begins(cli: Cli, tmp_path: Path) -> None:
+    told = cli("status", "--results", tmp_path)
+    assert told.code == 0 and "0 runs" in told.out and f"{status.BEGIN} begins" in told.err
+
+
+def test_runs_on_own_data_are_in_no_campaign(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH_DATA", str(tmp_path / "data"))
+    write_planted(tmp_path / "pets", count=24)
+    assert cli("data", "add", "pets", tmp_path / "pets").code == 0
+    results = tmp_path / "results"
+    Store(results).write(finished(0, 50.0, dataset="pets"))
+    told = cli("status", "--results", results)
+    assert "1 of 1 done" in told.out
+    assert "campaigns" not in told.out + told.err
