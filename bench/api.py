@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
@@ -351,22 +351,22 @@ def survey(
     grid = Grid(tuple(jobs), store, statuses, tuple(skipped))
     if not expected:
         return grid
-    finished = _finished(store)
-    known = stage_seconds(jobs, finished)
-    guessed = _estimates(jobs, known, finished, store)
-    known |= guessed
-
-    def totals(of: Sequence[Job]) -> ExpectedCost:
-        return replace(
-            expected_totals(of, known), estimated=sum(job.run_id in guessed for job in of)
-        )
-
+    known, guessed = known_stages(jobs, store)
     return replace(
         grid,
-        expected=totals(jobs),
-        remaining=totals(grid.to_run()),
+        expected=_totals(jobs, known, guessed),
+        remaining=_totals(grid.to_run(), known, guessed),
         seconds={run_id: sum(stages.values()) for run_id, stages in known.items()},
-        estimated=frozenset(guessed),
+        estimated=guessed,
+    )
+
+
+def _totals(
+    jobs: Sequence[Job], known: Mapping[str, StageSeconds], guessed: Set[str]
+) -> ExpectedCost:
+    """Return what jobs cost together, and how many of them by an estimate."""
+    return replace(
+        expected_totals(jobs, known), estimated=sum(job.run_id in guessed for job in jobs)
     )
 
 
@@ -376,27 +376,25 @@ def _finished(store: Store) -> list[Record]:
     return [record for root in roots for record in Store(root).records() if record.done]
 
 
-def _estimates(
-    jobs: Sequence[Job],
-    known: Mapping[str, StageSeconds],
-    finished: Sequence[Record],
-    store: Store,
-) -> dict[str, StageSeconds]:
-    """Return estimates for jobs of which no finished run tells what they cost."""
-    threads = RunOptions(data_root=Path(), results=store.root).threads_for
-    return estimated_seconds([j for j in jobs if j.run_id not in known], finished, threads)
-
-
-def known_stages(jobs: Sequence[Job], store: Store) -> dict[str, StageSeconds]:
+def known_stages(
+    jobs: Sequence[Job], store: Store, options: RunOptions | None = None
+) -> tuple[dict[str, StageSeconds], frozenset[str]]:
     """Return what the stages of runs took in finished runs like them, or an estimate.
 
-    Runs on stand-ins, which are of any size, tell nothing of those on real data, nor these of them.
+    Second are the ids of the runs that no finished run tells the cost of, which are estimated: for
+    the threads and the device of `options`, or what runs have by default.
     """
-    finished, known = _finished(store), dict[str, StageSeconds]()
-    for standin in (False, True):
-        alike = [record for record in finished if record.job.standin is standin]
-        known |= stage_seconds([job for job in jobs if job.standin is standin], alike)
-    return known | _estimates(jobs, known, finished, store)
+    finished = _finished(store)
+    known = stage_seconds(jobs, finished)
+    rest = [job for job in jobs if job.run_id not in known]
+    how = options or RunOptions(Path(), store.root, device=choose_device(None) if rest else "cpu")
+
+    def threads(job: Job) -> int:
+        """Return the threads of a network; the head on a frozen one has fewer."""
+        return how.network_threads() if job.network().frozen else how.threads_for(job)
+
+    guessed = estimated_seconds(rest, finished, threads, device=how.device)
+    return known | guessed, frozenset(guessed)
 
 
 def plan(
@@ -559,9 +557,9 @@ def run_jobs(
         return grid
     known: dict[str, StageSeconds] = {}
     if how.cluster is None:
-        known = known_stages(todo, store)
+        known, guessed = known_stages(todo, store, options)
         workers = min(len(todo), how.workers or default_workers(todo, options.device))
-        log(describe_expected(expected_totals(todo, known), known, workers))
+        log(describe_expected(_totals(todo, known, guessed), known, workers))
     # A method that was defined in the running program itself is in no other process.
     modules = {type(get_method(job.method)).__module__ for job in todo}
     isolate = "__main__" not in modules if how.isolate is None else how.isolate

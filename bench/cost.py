@@ -166,8 +166,9 @@ class ExpectedCost:
 def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, StageSeconds]:
     """Return, by run id, the mean seconds of the stages of finished runs like it.
 
-    Those are the runs of the same method and version, dataset, network and resolution, as quick,
-    and on frozen features or not. Another version may have cost many times as much.
+    Those are the runs of the same method and version, dataset, network and resolution, as quick, on
+    frozen features or not, and on a stand-in, which is of any size, or not. Another version may
+    have cost many times as much.
     """
     summed: dict[tuple[object, ...], dict[str, float]] = {}
     runs: Counter[tuple[object, ...]] = Counter()
@@ -186,8 +187,8 @@ def stage_seconds(jobs: Sequence[Job], records: Iterable[Record]) -> dict[str, S
 def _kind(job: Job) -> tuple[object, ...]:
     """Return what runs have in common that cost about as much as each other."""
     network, look = job.config.backbone.get("name"), job.config.dataset.get("resolution")
-    frozen = job.network().frozen
-    return job.method, job.version, job.dataset, job.quick, network, look, frozen
+    how = job.quick, job.standin, job.network().frozen
+    return job.method, job.version, job.dataset, network, look, *how
 
 
 def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> ExpectedCost:
@@ -227,10 +228,13 @@ def describe_expected(cost: ExpectedCost, known: Mapping[str, StageSeconds], wor
     end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
     by = f" with {workers} workers" if workers > 1 else ""
     unknown = f", and {cost.unknown} more of unknown cost" if cost.unknown else ""
-    return (
-        f"expected to take {format_seconds(seconds)}{by}, until about {end}{unknown} "
-        "(by finished runs like these, or by an estimate)"
-    )
+    by_runs = "by runs finished here and published ones"
+    measured = "by an estimate: image passes times the network's speed, measured on this machine"
+    if cost.estimated == len(known):
+        source = measured
+    else:
+        source = f"{by_runs}; {cost.estimated} of them {measured}" if cost.estimated else by_runs
+    return f"expected to take {format_seconds(seconds)}{by}, until about {end}{unknown} ({source})"
 
 
 def format_seconds(seconds: float) -> str:

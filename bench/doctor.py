@@ -251,8 +251,8 @@ def _check_dataset(dataset: Dataset, root: Path) -> Finding:
             "data",
             FAIL,
             f"{name}: {gone:,} of {total:,} images are missing in {found.folder}",
-            f"python -m bench data verify {dataset.name} lists them; run --allow-subset takes the "
-            "rest",
+            f"python -m bench data verify {dataset.name} lists them; "
+            f"{dataset.if_missing(found.folder)}",
         )
     kind = {"release": "", "standin": ", a stand-in"}.get(found.data_kind, f", {found.data_kind}")
     text = f"{name}: {total:,} images{kind}, labels as they should be"

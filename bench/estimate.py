@@ -63,6 +63,7 @@ class Network:
     resolution: int  # 0 for rows of features
     device: str
     threads: int
+    columns: int = 0  # where they are not as many as the rows
 
 
 Measure = Callable[[Network], Speed]
@@ -73,14 +74,16 @@ def estimated_seconds(
     records: Iterable[Record],
     threads: Callable[[Job], int],
     measure: Measure | None = None,
+    device: str = "cpu",
 ) -> dict[str, StageSeconds]:
     """Return, by run id, the estimated seconds of each stage of jobs, where they can be told.
 
     Args:
         jobs: those whose cost is not known.
         records: finished runs of any data.
-        threads: how many a job has.
+        threads: how many a job has for the network that its images go through.
         measure: returns a network's speed; by default it is measured, or was on this machine.
+        device: what runs use.
     """
     measure = measure or kept_speed
     factors = fit_factors(records) if jobs else {}
@@ -89,7 +92,8 @@ def estimated_seconds(
     for job in jobs:
         kind = str((job.method, job.dataset, job.fingerprint, job.quick, job.config))
         if kind not in kinds:
-            kinds[kind] = _seconds(job, factors.get(job.method, 1.0), threads(job), measure)
+            factor = factors.get(job.method, 1.0)
+            kinds[kind] = _seconds(job, factor, threads(job), measure, device.partition(":")[0])
         if (seconds := kinds[kind]) is not None:
             found[job.run_id] = seconds
     return found
@@ -147,18 +151,19 @@ def _counts_of(name: str, config: Any, quick: bool, standin: bool, root: Path) -
     return tuple(min(counts.get(split, 0), most.get(split, 0)) for split in QUICK_SIZES)
 
 
-def _seconds(job: Job, factor: float, threads: int, measure: Measure) -> StageSeconds | None:
+def _seconds(
+    job: Job, factor: float, threads: int, measure: Measure, device: str
+) -> StageSeconds | None:
     """Return the estimated seconds of a job's stages; none where they cannot be told."""
-    import torch
-
     train, val, test = _counts(job)
     if not train:
         return None
     facts = get_dataset(job.dataset).facts(job.dataset_config())
-    resolution = 0 if facts.rows else facts.eval_transform.resolution
-    backbone = job.config.backbone
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = Network(str(backbone["name"]), facts.channels, resolution, device, threads)
+    look, backbone = facts.eval_transform, job.config.backbone
+    shape = (0, 0) if facts.rows else (look.resolution, look.columns)
+    network = Network(
+        str(backbone["name"]), facts.channels, shape[0], device, threads, columns=shape[1]
+    )
     try:
         speed, shared = measure(network), {}
         if backbone.get("frozen"):
@@ -216,9 +221,10 @@ def measured_speed(network: Network) -> Speed:
         with torch.random.fork_rng():
             body = build_backbone(BackboneSpec(network.name), network.channels)
             model = torch.nn.Sequential(body, torch.nn.Linear(body.dim, 2)).to(device)
-            side = (network.resolution,) * 2 if network.resolution else ()
-            images = torch.rand(count, network.channels, *side, device=device)
-        if side:
+            rows, columns = network.resolution, network.columns or network.resolution
+            shape = (network.channels, rows, columns) if rows else (network.channels,)
+            images = torch.rand(count, *shape, device=device)
+        if rows:
             images = images.contiguous(memory_format=torch.channels_last)
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

@@ -169,10 +169,10 @@ def _features_of(
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         progress(f"features of {job.dataset} {split}", 0, len(data.splits[split]))
-        with Lock(path.with_name(f"{path.name}.lock")).hold(wait=True):
+        with Lock(path.with_name(f"{path.name}.lock")).hold(wait=True) as lock:
             stored = _stored(path, not_before, progress, store)
             if stored is None:
-                _extract(job, data, split, path, identity, device, progress)
+                _extract(job, data, split, path, identity, device, progress, lock)
                 stored = Features.read(path)
     return stored
 
@@ -201,6 +201,7 @@ def _extract(
     identity: Mapping[str, object],
     device: torch.device,
     progress: Progress,
+    lock: Lock,
 ) -> None:
     """Run a split through the network, from where a killed process left it."""
     part, look = data.splits[split], data.facts.eval_transform
@@ -213,7 +214,8 @@ def _extract(
     _check_room(work, (len(part) - done.count) * network.dim * NUMBER_BYTES)
     images = part.images.to(device)
     size = min(TOGETHER, batch_size_for(look, part.images))
-    wanted = list(torch.arange(done.count, len(part)).split(size))
+    # Of nothing, `split` makes one empty part: a process may be killed after its last batch.
+    wanted = [own for own in torch.arange(done.count, len(part)).split(size) if len(own)]
     began, before, threads = CpuClock.now(), done.spent, torch.get_num_threads()
     with storage_errors(work), (work / ROWS).open("ab") as sink, torch.no_grad():
         for number, batch in enumerate(batches(images, wanted), start=1):
@@ -226,8 +228,11 @@ def _extract(
                 )
             done.add(sink, np.ascontiguousarray(rows.numpy()))
             if number % NOTED_EVERY == 0 or done.count == len(part):
+                lock.check()  # the file of that name may be another process's by now
                 done.note(sink, before + CpuClock.now() - began)
                 progress(f"features of {job.dataset} {split}", done.count, len(part))
+    if (work / ROWS).stat().st_size != len(part) * network.dim * NUMBER_BYTES:
+        raise Damaged(f"another process wrote to {work / ROWS} as well", "run again")
     spent = before + CpuClock.now() - began
     description = {
         "identity": identity,

@@ -101,7 +101,11 @@ class RunOptions:
 
     def threads_for(self, job: Job) -> int:
         """Return a job's threads; small networks take one, since more only wait for each other."""
-        return 1 if job.backbone().name in SMALL_NETWORKS else self.threads or default_threads()
+        return 1 if job.backbone().name in SMALL_NETWORKS else self.network_threads()
+
+    def network_threads(self) -> int:
+        """Return the threads of a large network, also of a frozen one, whose head is small."""
+        return self.threads or default_threads()
 
     def path_arguments(self) -> str:
         """Return the folders as arguments of a command that runs the job again."""
@@ -196,7 +200,7 @@ def _run(
             report({"stage": f"{what} {done}/{total}"})
 
         later = options.not_before
-        torch.set_num_threads(options.threads or default_threads())  # the head alone is small
+        torch.set_num_threads(options.network_threads())
         data, cost = on_features(job, data, store, device=device, progress=show, not_before=later)
         torch.set_num_threads(options.threads_for(job))
         features = (cost,)

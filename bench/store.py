@@ -215,16 +215,18 @@ class Store:
     def find(self, prefix: str) -> str:
         """Find the run whose id begins with `prefix`, or ends with it.
 
-        Of runs that differ by the end of their ids only, the variants of a campaign, the one with
-        its preset's settings is meant.
+        Of runs that differ by the end of their ids only, variants of a campaign or versions of a
+        method, the one with its preset's settings is meant, of the latest version.
         """
         matches = self.matches(prefix)
         if prefix in matches:
             return prefix
         if len(matches) > 1 and len({name.rpartition("-")[0] for name in matches}) == 1:
             records = {name: self.record(name) for name in matches}
-            plain = [name for name, r in records.items() if r is None or not r.job.overrides]
-            matches = plain if len(plain) == 1 else matches
+            plain = {name: r for name, r in records.items() if r is None or not r.job.overrides}
+            latest = max((r.job.version for r in plain.values() if r is not None), default=0)
+            meant = [name for name, r in plain.items() if r is None or r.job.version == latest]
+            matches = meant if len(meant) == 1 else matches
         if len(matches) != 1:
             what = "no run matches" if not matches else f"{len(matches)} runs match"
             stems = {name.rpartition("-")[0] for name in self.run_ids()}

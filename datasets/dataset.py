@@ -27,7 +27,7 @@ from datasets.base import (
     check_counts,
     label_digest,
 )
-from datasets.decode import file_sizes
+from datasets.decode import IF_MISSING, file_sizes
 from datasets.errors import BenchError, DataCorrupt, DataMissing, UsageError
 from datasets.fetch import Log, get_command
 from datasets.images import Images
@@ -231,6 +231,12 @@ class Dataset(ABC):
         By default images have no files of their own.
         """
         return {}
+
+    def if_missing(self, folder: Path) -> str:
+        """Return what to do about image files that are not there; a stand-in has no subsets."""
+        if read_marker(folder) is not None:
+            return f"write the stand-in again: python -m bench data standin {self.name} --root DIR"
+        return IF_MISSING
 
     def metadata(self, folder: Path, config: Any) -> pd.DataFrame | None:
         """Return what else is known of the samples: a row for each `id`, or none if nothing is."""

@@ -55,6 +55,12 @@ NAMED = 5  # missing files that a message names
 BLOCK_BYTES = 1 << 20
 CHECKED_BLOCKS = 64
 
+IF_MISSING = (
+    "complete the download; or run on the images that are there, labelled as a subset and kept out "
+    "of published tables, with --allow-subset"
+)
+"""What to do about image files of a release that are not there."""
+
 Source = TypeVar("Source")
 Decoded = TypeVar("Decoded")
 
@@ -150,7 +156,10 @@ class Cache:
 
 
 def open_all(
-    caches: Mapping[str, Cache], progress: Callable[[str, int, int], None], what: str
+    caches: Mapping[str, Cache],
+    progress: Callable[[str, int, int], None],
+    what: str,
+    if_missing: str = IF_MISSING,
 ) -> dict[str, MappedImages]:
     """Open several caches; what speaks against decoding those that are not there is raised first.
 
@@ -158,12 +167,14 @@ def open_all(
         caches: by name.
         progress: called with the name while images are decoded.
         what: the dataset, for messages.
+        if_missing: what to do about files that are not there.
     """
     opened = {name: cache.find() for name, cache in caches.items()}
     unbuilt = [cache for name, cache in caches.items() if opened[name] is None]
     if unbuilt:
         files = [file for cache in unbuilt for file in cache.files]
-        require_files(files, missing_files(files), what, unbuilt[0].target.parent)
+        notes = unbuilt[0].target.parent
+        require_files(files, missing_files(files), what, notes, if_missing)
         _require_space(unbuilt)
     return {
         name: cache.open(partial(progress, name)) if found is None else found
@@ -186,7 +197,9 @@ def missing_files(files: Iterable[Path]) -> list[Path]:
     return absent
 
 
-def require_files(files: Sequence[Path], absent: Sequence[Path], what: str, notes: Path) -> None:
+def require_files(
+    files: Sequence[Path], absent: Sequence[Path], what: str, notes: Path, if_missing: str
+) -> None:
     """Raise `DataMissing` if files are missing: how many, the first of them, and a list of all.
 
     Args:
@@ -194,14 +207,14 @@ def require_files(files: Sequence[Path], absent: Sequence[Path], what: str, note
         absent: those of them that are missing.
         what: the dataset.
         notes: a folder for the list.
+        if_missing: what to do.
     """
     if not absent:
         return
     summary = sum_up([str(file) for file in absent], notes / f"missing-{what}.txt")
     raise DataMissing(
         f"{len(absent):,} of {len(files):,} images of {what} are missing:\n    {summary}",
-        "complete the download; or run on the images that are there, labelled as a subset and kept "
-        "out of published tables, with --allow-subset",
+        if_missing,
     )
 
 

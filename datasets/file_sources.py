@@ -64,7 +64,7 @@ def fetch_from_first(wanted: Wanted, folder: Path, log: Log, sources: Sequence[F
             try:
                 source.fetch(Path(scratch))
                 wanted.verify(Path(scratch))
-            except (BenchError, OSError, ValueError, pickle.UnpicklingError) as error:
+            except (BenchError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
                 reason = error.message if isinstance(error, BenchError) else str(error)
                 reasons.append(f"{source.name}: {' '.join(reason.split())}")
                 log(f"{wanted.what}: not from {reasons[-1]}")

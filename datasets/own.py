@@ -210,6 +210,15 @@ class Own(PhotoDataset):
         except DataCorrupt as error:
             raise DataCorrupt(error.message, _again(self.name, self.description.source)) from error
 
+    def absent(self, folder: Path, config: OwnConfig) -> Mapping[str, torch.Tensor]:
+        """Return the ids of each split whose image files are not there; rows have no files."""
+        return {} if self.description.length else super().absent(folder, config)
+
+    def if_missing(self, folder: Path) -> str:
+        """Return what to do about image files that are not there: what was registered is whole."""
+        again = _again(self.name, self.description.source)
+        return f"put them back; or, for what is there, {again}"
+
     def samples(self, folder: Path) -> pd.DataFrame:
         """Read the table of samples."""
         import pandas as pd

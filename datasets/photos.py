@@ -105,7 +105,10 @@ class PhotoDataset(Dataset):
                 cache = _cache(folder, parts[name][chosen], some, facts.bound)
             caches[name] = cache
         decoded = open_all(
-            caches, lambda name, *at: progress(f"decoding {self.name} {name}", *at), self.name
+            caches,
+            lambda name, *at: progress(f"decoding {self.name} {name}", *at),
+            self.name,
+            self.if_missing(folder),
         )
         return {name: opened[name] if name in opened else decoded[name] for name in labels}
 

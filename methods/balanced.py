@@ -7,10 +7,10 @@ Paper: Idrissi et al. 2022, Simple Data Balancing Achieves Competitive Worst-Gro
     epoch (V yes; no where `selection` reads none); those of training for RWG and SUBG (T yes) and
     not for RWY and SUBY (T no).
 Deviations: classes and groups without a training sample are left out; in the authors' code the
-    subset is empty then. Of equally good epochs the first is kept, theirs keeps the last. Images
-    are augmented as for every method here; the authors augment none. The subset is drawn from a
-    random stream of its own, so that it is another one for each seed. Values that the authors
-    selected were never published: presets start from the grid they searched.
+    subset is empty then. Images are augmented as for every method here; the authors augment none.
+    The subset is drawn from a random stream of its own, so that it is another one for each seed. Of
+    equally good epochs the last is kept, as theirs. Values that the authors selected were never
+    published: presets start from the grid they searched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from methods.base import Context, Fitted, Method, Supervision, register
 from methods.groupdro import group_balanced_sampler
 from methods.optimisation import TrainConfig
 from methods.presets import preset_config
-from methods.selection import WORST_GROUP_RULES, RuleName
+from methods.selection import WORST_GROUP_RULES, RuleName, selection
 from methods.training import Sampler, Training
 
 
@@ -89,7 +89,10 @@ class BalancedMethod(SingleNetworkMethod, Method):
         else:
             sampler = group_balanced_sampler(cells)
         model = build_classifier(task, ctx, self.name)
-        selected = Training(model, task, config, ctx, name=self.name, sampler=sampler).run()
+        rule = replace(selection(config.selection, task), latest_of_equals=True)
+        selected = Training(
+            model, task, config, ctx, name=self.name, sampler=sampler, select=rule
+        ).run()
         facts = {"sizes": sizes.tolist(), "samples_per_epoch": drawn}
         return FittedClassifier(model, selection=selected, details={"balanced": facts})
 

@@ -12,9 +12,10 @@ Deviations: hyperparameters are the preset's, where the authors draw ten for eac
     epochs instead of steps, and validation is scored once an epoch instead of every 50 steps. Twins
     of small networks are trained from scratch, on augmented images as everything here is; on photos
     they are linear layers on frozen features, as the authors' are. `head_only` trains the second
-    phase's last layer alone, as the authors do on Waterbirds, but on augmented images. Where a
-    class has a single environment the authors discard the trial; here the run goes on and its
-    record says `degenerate`. At the authors' last commit images cannot be trained on, because a
+    phase's last layer alone, as the authors do on Waterbirds, but on augmented images. With
+    `balanced`, where a preset has it, the second phase draws groups evenly; theirs never does.
+    Where a class has a single environment the authors discard the trial; here the run goes on and
+    its record says `degenerate`. At the authors' last commit images cannot be trained on, because a
     setting is missing; what is reproduced is the code before it (7957455).
 """
 

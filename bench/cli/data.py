@@ -171,30 +171,26 @@ def _verify_one(
     except BenchError:
         with suppress(BenchError):  # the labels may be what is broken
             images = dataset.check_images(found.folder, config, progress)
-            problems += _unreadable(images, dataset.name)
+            problems += _unreadable(images, dataset, found.folder)
         raise
     images = dataset.check_images(found.folder, config, progress)
-    problems += _unreadable(images, dataset.name)
+    problems += _unreadable(images, dataset, found.folder)
     if found.data_kind == "release" and not images.bad_files and not images.missing:
         dataset.require_release(found, facts.pixel_digest, images.sample_digest, images.sizes)
         dataset.require_release(found, facts.full_pixel_digest, images.full_digest, images.sizes)
     return Verified(dataset, facts, found, labels, images)
 
 
-def _unreadable(images: ImageCheck, name: str) -> list[BenchError]:
+def _unreadable(images: ImageCheck, dataset: Dataset, folder: Path) -> list[BenchError]:
     """Return what is wrong with the images: how many are missing or broken, and the first few."""
     errors: list[BenchError] = []
     kinds = (
-        (
-            "missing",
-            images.missing,
-            "complete the download and verify again; run --allow-subset takes what is there",
-        ),
+        ("missing", images.missing, dataset.if_missing(folder)),
         ("unreadable", images.bad_files, "replace them by the released files and verify again"),
     )
     for kind, lines, remedy in kinds:
         if lines and images.folder is not None:
-            first = sum_up(lines, images.folder / f"{kind}-{name}.txt")
+            first = sum_up(lines, images.folder / f"{kind}-{dataset.name}.txt")
             errors.append(DataCorrupt(f"{len(lines):,} {kind} image(s):\n    {first}", remedy))
     return errors
 

@@ -107,13 +107,18 @@ def prepare_features(jobs: Sequence[Job], options: RunOptions) -> None:
         if job.network().frozen:
             config = str(job.config.dataset), str(job.config.backbone)
             kinds.setdefault((job.dataset, *config, job.splits, job.quick), job)
-    with preparation_bar() as bar:
-        for job in kinds.values():
-            on_features(
-                job,
-                load_data(job, options.data_root),
-                Store(options.results),
-                device=torch.device(options.device),
-                progress=bar,
-                not_before=options.not_before,
-            )
+    before = torch.get_num_threads()
+    torch.set_num_threads(options.network_threads())
+    try:
+        with preparation_bar() as bar:
+            for job in kinds.values():
+                on_features(
+                    job,
+                    load_data(job, options.data_root),
+                    Store(options.results),
+                    device=torch.device(options.device),
+                    progress=bar,
+                    not_before=options.not_before,
+                )
+    finally:
+        torch.set_num_threads(before)

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from report_records import jobs, record, stage
 
-from bench.api import known_stages
+from bench import estimate
+from bench.api import known_stages, survey
 from bench.cost import (
     ExpectedCost,
     by_cell,
@@ -23,8 +24,10 @@ from bench.cost import (
     timings,
     warm_up_seconds,
 )
+from bench.estimate import Network, Speed
 from bench.job import NO_DATA, Job, Request, expand
 from bench.record import Cost, Record, StageCost, Status
+from bench.runner import RunOptions
 from bench.store import Store
 
 METHODS = ("erm", "dfr", "exmap", "nct")
@@ -163,6 +166,16 @@ def test_what_is_expected_is_told_with_workers_and_what_is_not_known() -> None:
     assert "not known" in describe_expected(ExpectedCost(0.0, 0.0, 2), {}, 2)
 
 
+def test_what_is_an_estimate_is_called_so() -> None:
+    known = {"a": {"fit": 300.0}, "b": {"fit": 100.0}}
+    told = describe_expected(ExpectedCost(400.0, 400.0, 0), known, 1)
+    assert told.endswith("(by runs finished here and published ones)")
+    told = describe_expected(ExpectedCost(400.0, 400.0, 0, estimated=1), known, 1)
+    assert "published ones; 1 of them by an estimate" in told
+    told = describe_expected(ExpectedCost(400.0, 400.0, 0, estimated=2), known, 1)
+    assert "(by an estimate: image passes" in told and "finished" not in told
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(89.4, "89 s"), (90.0, "2 min"), (5399.0, "90 min"), (5400.0, "1.5 h")]
 )
@@ -174,9 +187,35 @@ def test_standins_do_not_tell_what_real_data_cost(tmp_path: Path) -> None:
     job = jobs("erm", "umnist")[0]
     small = replace(job, standin=True)
     Store(tmp_path).write(run_of(stage("fit", "own", 5.0), job=small))
-    known = known_stages([job, replace(small, seed=7)], Store(tmp_path))
-    assert known[replace(small, seed=7).run_id] == {"fit": 5.0}
+    other = replace(small, seed=7, identity={**job.identity, "seed": 7})
+    known, guessed = known_stages([job, other], Store(tmp_path))
+    assert known[other.run_id] == {"fit": 5.0} and not guessed
     assert sum(known[job.run_id].values()) > 60, "a published run tells that"
+    planned = survey([job, other], Store(tmp_path), expected=True)
+    assert planned.seconds == {run_id: sum(own.values()) for run_id, own in known.items()}
+
+
+def test_runs_are_estimated_for_their_own_threads_and_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Network] = []
+
+    def speed(network: Network) -> Speed:
+        asked.append(network)
+        return Speed(0.01, 0.002, 512)
+
+    monkeypatch.setattr(estimate, "kept_speed", speed)
+    overrides = {"backbone.pretrained": "false"}
+    (job,) = expand(Request(("erm",), ("waterbirds",), (0,), NO_DATA, overrides=overrides))
+    frozen = {**job.config.backbone, "frozen": True, "head": "linear"}
+    head = replace(
+        job, config=replace(job.config, backbone=frozen), identity={**job.identity, "frozen": True}
+    )
+    how = RunOptions(tmp_path, tmp_path, device="cuda:1", threads=3)
+    known, guessed = known_stages([job, head], Store(tmp_path), how)
+    assert guessed == {job.run_id, head.run_id} == {*known}
+    network = Network("resnet50", 3, 224, "cuda", 3)
+    assert asked == [network, network, Network("linear", 512, 0, "cuda", 1)]
 
 
 def test_another_version_does_not_tell_what_a_run_costs(store: Store) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,12 @@ from bench import doctor
 from bench.doctor import Finding
 from bench.launch.scheduler import Cluster
 from datasets import standins
+from datasets.fetch import use_data_root
+from datasets.intake import AddOptions, add
 from datasets.weights_source import WEIGHTS_FILE
+
+sys.path.append(str(Path(__file__).parents[1]))
+from planted import write_planted
 
 CPU = torch.device("cpu")
 
@@ -174,9 +180,26 @@ class TestData:
         for file in [*folder.rglob("*.jpg")][:3]:
             file.unlink()
         assert look().level == "fail" and "3 of 120 images are missing" in look().text
-        assert "--allow-subset" in look().remedy
+        assert "data standin waterbirds" in look().remedy, "a stand-in has no subsets"
+        assert "--allow-subset" not in look().remedy
         (folder / "metadata.csv").write_text("img_filename,nothing\n")
         assert look().level == "fail" and "has no column" in look().text
+
+    def test_a_users_own_rows_and_images(self, tmp_path: Path) -> None:
+        rng = np.random.default_rng(0)
+        rows = rng.normal(size=(60, 4)).astype("float32")
+        np.savez(tmp_path / "rows.npz", x=rows, y=rng.integers(0, 2, 60))
+        write_planted(tmp_path / "shapes", count=30)
+        root = tmp_path / "data"
+        add("rows", tmp_path / "rows.npz", root, AddOptions())
+        add("shapes", tmp_path / "shapes", root, AddOptions())
+        next((tmp_path / "shapes").rglob("*.png")).unlink()
+        use_data_root(root)
+        found = {finding.text.split()[0]: finding for finding in doctor.check_data(root)}
+        assert found["rows"].level == "ok", "rows have no files that could be missing"
+        assert "1 of 30 images are missing" in found["shapes"].text
+        assert "data add shapes" in found["shapes"].remedy
+        assert "--allow-subset" not in found["shapes"].remedy
 
     def test_weights(self, tmp_path: Path) -> None:
         assert levels(doctor.check_weights(tmp_path)) == ["warn"]

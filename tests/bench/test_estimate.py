@@ -109,9 +109,25 @@ def test_frozen_networks_are_evaluated_once_and_their_head_is_trained() -> None:
         return SPEED if network.resolution else Speed(1e-6, 1e-6, 512)
 
     found = estimated_seconds([job], [], lambda job: 1, speed)[job.run_id]
+    assert asked[0] == Network("resnet50", 3, 224, "cpu", 1)
     assert found["features"] == pytest.approx(sum(BIRDS.values()) * 0.002)
     assert found["fit"] == pytest.approx(300 * (4_795 + 1_199) * 1e-6)
     assert asked[1] == Network("linear", 512, 0, "cpu", 1)
+
+
+def test_images_that_are_not_square_are_measured_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Network] = []
+
+    def count(network: Network) -> Speed:
+        asked.append(network)
+        return SPEED
+
+    assert estimated_seconds([job_of("erm", "dominoes")], [], lambda job: 1, count)
+    assert asked == [Network("lenet5_tall", 3, 64, "cpu", 1, columns=32)]
+    monkeypatch.setattr(estimate, "MEASURED_SECONDS", 0.0)
+    assert MEASURED(asked[0]).features == 84
 
 
 @pytest.mark.parametrize(("name", "channels", "side"), [("lenet5", 3, 32), ("test_resnet", 3, 64)])

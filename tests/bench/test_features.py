@@ -20,6 +20,7 @@ from bench import features
 from bench.cost import expected_totals, stage_seconds
 from bench.features import on_features
 from bench.job import Job, Request, expand, input_notes, why_unsuited
+from bench.launch import prepare_features
 from bench.models import load_model
 from bench.runner import RunOptions, fit_task, load_data, run_job
 from bench.store import Store
@@ -29,6 +30,8 @@ from datasets.base import BackboneSpec, LoadedData
 from datasets.dataset import silent
 from datasets.errors import UsageError
 from datasets.features import FeatureRows
+from datasets.files import Damaged
+from datasets.lock import Lock, LockLost
 from methods.backbones import build_backbone
 from methods.base import get_method
 from methods.prediction import EvalImages, predict
@@ -224,6 +227,47 @@ def test_a_killed_extraction_goes_on_where_it_was(
         assert isinstance(one, FeatureRows) and isinstance(other, FeatureRows)
         assert torch.equal(one.rows, other.rows)
     assert not list(store.features.glob("*.work"))
+
+
+def test_an_extraction_that_lost_its_lock_stops(
+    root: Path, images: LoadedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,), store = jobs_of(root), Store(tmp_path)
+
+    def lost(lock: Lock) -> None:
+        raise LockLost("taken over")
+
+    with monkeypatch.context() as patch, pytest.raises(LockLost):
+        patch.setattr(Lock, "check", lost)
+        on_features(job, images, store, device=CPU, progress=silent)
+    assert not [path for path in store.features.iterdir() if (path / features.DESCRIPTION).exists()]
+
+
+def test_rows_that_another_process_wrote_to_are_not_kept(
+    root: Path, images: LoadedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,), store = jobs_of(root), Store(tmp_path)
+
+    def intrude(lock: Lock) -> None:
+        with next(store.features.glob("*.work/rows.f32")).open("ab") as other:
+            other.write(b"\0" * 4)
+
+    with monkeypatch.context() as patch, pytest.raises(Damaged, match="another process"):
+        patch.setattr(Lock, "check", intrude)
+        on_features(job, images, store, device=CPU, progress=silent)
+    data, _ = on_features(job, images, store, device=CPU, progress=silent)
+    assert all(len(data.splits[name]) == len(part) for name, part in images.splits.items())
+
+
+def test_features_are_prepared_on_the_threads_asked_for(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, used = torch.get_num_threads(), []
+    monkeypatch.setattr(
+        features, "on_features", lambda *of, **how: used.append(torch.get_num_threads())
+    )
+    prepare_features(jobs_of(root), RunOptions(root, tmp_path, threads=before + 1))
+    assert used == [before + 1] and torch.get_num_threads() == before
 
 
 def test_damaged_features_are_set_aside_and_made_again(

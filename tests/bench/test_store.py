@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,15 @@ def test_a_prefix_means_the_run_with_its_presets_settings(tmp_path: Path) -> Non
     store.write(named(a_record(job=a_job()), "nct-umnist-s0-cc"))
     with pytest.raises(UsageError, match="3 runs match"):
         store.find("nct-umnist-s0")
+
+
+def test_of_two_versions_a_prefix_means_the_latest(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    job = a_job()
+    store.write(named(a_record(job=replace(job, version=1)), "nct-umnist-s0-bb"))
+    store.write(named(a_record(job=replace(job, version=2)), "nct-umnist-s0-aa"))
+    store.write(named(a_record(job=a_job("nct", z="1.0")), "nct-umnist-s0-cc"))
+    assert store.find("nct-umnist-s0") == "nct-umnist-s0-aa"
 
 
 def test_a_prefix_never_means_another_seed(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_cost(benchmark: Any, finished: dict[int, list[str]], verb: str, count: 
         done = [int(shown) for shown, of in re.findall(r"(\d+) of (\d+)", text) if shown == of]
         assert sum(done) == count
     else:
-        assert f"{count} runs" in text
+        assert f"{count:,} runs" in text
 
 
 @pytest.mark.parametrize("verb", VERBS)

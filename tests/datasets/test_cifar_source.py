@@ -183,6 +183,17 @@ def test_a_batch_that_asks_for_more_than_arrays_runs_no_code(tmp_path: Path) -> 
         ensure_cifar10(tmp_path, print, default_sources(tmp_path)[:1])
 
 
+def test_an_empty_batch_leaves_the_turn_to_the_next_source(tmp_path: Path, npm: Path) -> None:
+    """As a copy that was cut short leaves it."""
+    batches = write_batches(tmp_path / BATCHES)
+    (batches / "data_batch_3").write_bytes(b"")
+    first, *_, last = default_sources(tmp_path)
+    said: list[str] = []
+    folder = ensure_cifar10(tmp_path, said.append, [first, last])
+    assert said[0] == f"cifar10: not from {batches}: Ran out of input"
+    assert_whole(folder)
+
+
 @pytest.mark.parametrize("damage", ["flip", "short", "header", "remove"])
 def test_verify_names_the_file_and_the_remedy(tmp_path: Path, damage: str) -> None:
     write_batches(tmp_path / BATCHES)

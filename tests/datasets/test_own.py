@@ -18,6 +18,7 @@ from bench.runner import RunOptions, run_job
 from bench.store import Store
 from datasets.base import SPLITS, LabelledSplit, Labels, LoadedData
 from datasets.catalogue import get_dataset
+from datasets.errors import DataMissing
 from datasets.fetch import use_data_root
 from datasets.images import MappedImages, MemoryImages
 from datasets.intake import AddOptions, add, in_order
@@ -74,6 +75,16 @@ def test_photos_stay_in_a_file_even_if_of_one_size(tmp_path: Path) -> None:
     dataset = get_dataset("shapes")
     data = dataset.load(tmp_path / "data", dataset.config_type())
     assert all(isinstance(split.images, MappedImages) for split in data.splits.values())
+
+
+def test_missing_files_are_put_back_or_registered_without(tmp_path: Path) -> None:
+    registered(tmp_path, count=30)
+    next((tmp_path / "shapes").rglob("*.png")).unlink()
+    dataset = get_dataset("shapes")
+    with pytest.raises(DataMissing, match="1 of 30 images of shapes are missing") as caught:
+        dataset.load(tmp_path / "data", dataset.config_type())
+    assert "data remove shapes" in caught.value.remedy
+    assert "--allow-subset" not in caught.value.remedy, "it is for releases alone"
 
 
 def test_copies_of_an_image_stay_in_one_split(tmp_path: Path) -> None:

@@ -155,6 +155,16 @@ class TestFit:
         (first,), (same,), (other,) = (ctx.stage_costs for ctx in contexts)
         assert first.key == same.key != other.key and same.reused
 
+    def test_another_split_has_another_base_model(
+        self, selecting_task: Task, make_context: MakeContext
+    ) -> None:
+        """What the authors cache by folder is reused under another split, without a word."""
+        contexts = [make_context("a"), make_context("b"), make_context("c")]
+        configs = (CONFIG, replace(CONFIG, split_seed=22), replace(CONFIG, share=0.3))
+        for ctx, config in zip(contexts, configs, strict=True):
+            Afr().fit(selecting_task, config, ctx)
+        assert len({ctx.stage_costs[0].key for ctx in contexts}) == 3
+
     def test_the_last_step_can_be_taken_whatever_validation_says(
         self, selecting_task: Task, make_context: MakeContext
     ) -> None:

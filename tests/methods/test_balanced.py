@@ -25,6 +25,7 @@ from methods.balanced import (
 )
 from methods.base import Supervision
 from methods.groupdro import RobustLoss, group_balanced_sampler
+from methods.selection import Selection
 from methods.training import Batch, Training
 
 MakeContext = Callable[..., RunContext]
@@ -129,6 +130,21 @@ class TestFit:
         sizes = torch.bincount(granted_task.train.groups)
         facts = {"sizes": sizes.tolist(), "samples_per_epoch": 4 * int(sizes.min())}
         assert fitted[0].details["balanced"] == facts
+
+    @pytest.mark.parametrize("method", [Rwy(), Suby(), Rwg(), Subg()])
+    def test_the_last_of_equally_good_epochs_is_kept(
+        self,
+        method: Any,
+        granted_task: Task,
+        make_context: MakeContext,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """As by the authors: where the worst group is 0 in every epoch, the first is no model."""
+        flat = Selection("val_wga", lambda outputs: 0.0)
+        monkeypatch.setattr("methods.balanced.selection", lambda rule, task: flat)
+        fitted = method.fit(granted_task, CONFIG, make_context())
+        assert fitted.selection is not None
+        assert (fitted.selection.epoch, fitted.selection.rule) == (2, "val_wga")
 
     def test_groups_that_are_classes_make_rwg_and_rwy_the_same(
         self, granted_task: Task, make_context: MakeContext, drawn: list[Any]

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from datasets.catalogue import load_datasets
+from datasets.base import BackboneSpec
+from datasets.catalogue import get_dataset, load_datasets
 from datasets.config import as_plain
 from datasets.errors import UsageError
+from methods.backbones import build_backbone
 from methods.base import METHODS, load_methods
 from methods.erm import Erm
 from methods.optimisation import TrainConfig
@@ -70,6 +72,28 @@ def test_the_papers_methods_keep_the_recipe_of_the_nearest_digit_set(
         own, other = (as_plain(preset_config(METHODS[name], on)) for on in (dataset, nearest))
         found |= {(name, knob): own[knob] for knob in own if own[knob] != other[knob]}
     assert found == differs
+
+
+@pytest.mark.parametrize("dataset", ["umnist", "cmnist", "dominoes", "cmnist_irm"])
+def test_dpes_penalty_goes_with_the_length_of_the_features(dataset: str) -> None:
+    """The authors' 5e4 is for 2,048; a penalty's gradient is a prototype over that length."""
+    known = get_dataset(dataset)
+    facts = known.facts(known.config_type())
+    length = build_backbone(BackboneSpec(facts.backbone), facts.channels).dim
+    own = preset_config(METHODS["dpe"], dataset).diversity
+    assert own == pytest.approx(5e4 * length / 2048, rel=0.05)
+
+
+@pytest.mark.parametrize("dataset", ["umnist", "cmnist", "dominoes", "cmnist_irm"])
+def test_pairs_of_networks_take_thousands_of_steps_on_every_digit_set(dataset: str) -> None:
+    """The sets differ sixfold in size; XRM's authors take 1,000 to 10,000 steps, LfF's 23,500."""
+    known = get_dataset(dataset)
+    images = known.facts(known.config_type()).counts["train"]
+    for config in (
+        preset_config(METHODS["lff"], dataset),
+        preset_config(METHODS["xrm"], dataset).twins,
+    ):
+        assert config.epochs * images / config.batch_size > 2_400
 
 
 def test_a_first_stage_may_start_from_another_table() -> None:

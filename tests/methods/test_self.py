@@ -154,6 +154,17 @@ class TestFit:
         facts = SelfSelective().fit(selecting_task, config, make_context()).details["self"]
         assert facts["count"] == facts["fitted_on"]
 
+    def test_a_class_without_a_chosen_sample_is_named(
+        self, selecting_task: Task, make_context: MakeContext
+    ) -> None:
+        """Even draws cannot balance what is not there."""
+        found = {}
+        for count in (1, 100):
+            config = replace(CONFIG, counts=(count,), variant="random")
+            fitted = SelfSelective().fit(selecting_task, config, make_context(f"{count}"))
+            found[count] = fitted.details["self"]["missing_classes"]
+        assert found[1] in ([0], [1]) and found[100] == []
+
     def test_the_control_shares_the_base_model_and_not_its_last_layer(
         self, selecting_task: Task, make_context: MakeContext
     ) -> None:

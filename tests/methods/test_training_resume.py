@@ -147,6 +147,34 @@ def test_objective_state_survives_a_resume(toy_task: Task, make_context: MakeCon
     assert float(again.steps) == float(first.steps) == 4
 
 
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_weights_kept_after_some_epochs_survive_a_resume(
+    toy_task: Task, make_context: MakeContext, stop: int
+) -> None:
+    """As early models are, which a method compares with the last: before the stop and after it."""
+
+    def train(name: str, kill_after: int | None = None) -> dict[int, dict[str, Tensor]]:
+        ctx = make_context(name)
+        training = Training(with_dropout(), toy_task, QUICK, ctx, keep_after=(1, 3))
+        save = ctx.save
+
+        def save_or_die(name: str, state: dict[str, Any]) -> None:
+            save(name, state)
+            if state["progress"][0] == kill_after:
+                raise Killed
+
+        ctx.save = save_or_die  # type: ignore[method-assign]
+        training.run()
+        return training.kept
+
+    whole = train("whole")
+    assert list(whole) == [1, 3] and not same(whole[1], whole[3])
+    with pytest.raises(Killed):
+        train("stopped", kill_after=stop)
+    resumed = train("stopped")
+    assert list(resumed) == [1, 3] and all(same(resumed[epoch], whole[epoch]) for epoch in whole)
+
+
 def test_global_randomness_is_left_alone(toy_task: Task, make_context: MakeContext) -> None:
     def train(name: str) -> dict[str, Tensor]:
         model = with_dropout()

@@ -12,7 +12,7 @@ from records import published_run
 
 Cli = Callable[..., Any]
 NOWHERE = ("--data-root", os.devnull)
-TREE, CLUSTERS = published_run("nct-umnist-s0"), published_run("george-umnist-s0")
+TREE, CLUSTERS = published_run("nct-umnist-s0"), published_run("george-umnist-s1")
 
 
 def test_page_table_and_json(cli: Cli, tmp_path: Path) -> None:
