@@ -1,4 +1,4 @@
-"""What a run that nobody has made yet should cost: image passes times a short measurement.
+"""What a run that was not made yet should cost: image passes times a short measurement.
 
 The passes follow from a method's configuration by one rule for all methods: every epoch goes once
 through training and validation images, a stage or fit without epochs goes through them once. How

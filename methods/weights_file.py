@@ -133,7 +133,7 @@ def _sizes_differ(state: State, wanted: Mapping[str, Tensor]) -> bool:
 
 
 def _as_timm_loads(state: State, network: nn.Module) -> State:
-    """Let timm convert a file, which it can for the original files of some networks.
+    """Convert a file by timm, which knows how for the original files of some networks.
 
     It also resizes the position embeddings of a transformer that were trained at another size.
     """

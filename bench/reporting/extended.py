@@ -223,7 +223,7 @@ def _scale(cell: Cell) -> float:
 
 
 def advice(headlines: dict[FieldRow, list[Cell]], datasets: Sequence[str]) -> str:
-    """Say which method a user without group labels should try first, by these numbers."""
+    """Return which method a user without group labels should try first, by these numbers."""
     question = "Without group labels, which method first?"
     own, datasets = _where_most_have_runs(headlines, datasets)
     complete = _complete(own)
