@@ -225,7 +225,7 @@ def _conflicts(correlation: float, size: int) -> int:
 
 
 def _matched(photos: list[Numbers], digits: list[Numbers], conflicts: int) -> _Pairs:
-    """Pair the first photographs of each class with the other digit; digits are taken in their order."""
+    """Pair the first photographs of each class with the other digit; digits in their order."""
     left = [iter(own) for own in digits]
     y = np.repeat((0, 1), [len(own) for own in photos])
     place = np.concatenate([np.arange(len(own)) for own in photos])
