@@ -57,7 +57,7 @@ def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no plan measure how fast a network is here: that takes seconds."""
+    """Replace the measurement of how fast a network is here, which takes seconds."""
     speed = estimate.Speed(train=0.01, evaluate=0.002, features=512)
     monkeypatch.setattr(estimate, "measured_speed", lambda network: speed)
     monkeypatch.setattr(estimate, "kept_speed", lambda network: speed)

@@ -1,4 +1,4 @@
-"""The estimated cost of runs that nobody has made."""
+"""The estimated cost of runs that were not made yet."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ CONTENT = dict(zip(SHA256, HALVES, strict=True))
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Let the tiny files pass for CIFAR-10, except where the real ones are meant."""
+    """Accept the tiny files as CIFAR-10, except where the real ones are meant."""
     if "slow" in request.keywords:
         return
     sums = {name: hashlib.sha256(own.tobytes()).hexdigest() for name, own in CONTENT.items()}

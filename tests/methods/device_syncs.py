@@ -55,7 +55,7 @@ class DeviceSyncs(TorchDispatchMode):
 
 
 class DeviceGenerator(torch.Generator):
-    """Says that it is the device's, which has none."""
+    """A tensor that claims to be on the device, but holds no data."""
 
     device = DEVICE  # type: ignore[assignment]
 
