@@ -368,33 +368,63 @@ def _outdated(own: Values, today: Values | str) -> str:
 
 
 def _one_version(runs: list[Run]) -> list[Run]:
-    """Keep runs of one version of a method on a dataset: today's once it has as many seeds.
+    """Keep runs of one version of a method in a place: today's once it has as many runs there.
 
-    What an earlier version's preset was is not known any more, so that its runs have to agree on
-    it: those that have other settings than most are left out.
+    A place is the method's cell on a dataset, or its columns of one campaign there, so that no
+    table compares a setting of one version with another setting of the next. What an earlier
+    version's preset was is not known any more, so that its runs have to agree on it: those that
+    have other settings than most are left out.
     """
-    of_cell: dict[tuple[str, str, bool], Counter[str]] = {}
+    settings: dict[tuple[str, str], Counter[str]] = {}
     for run in runs:
-        if run.kind == "published":
-            key = (run.job.method, run.job.dataset, bool(run.outdated))
-            of_cell.setdefault(key, Counter())[_settings(run)] += 1
+        if run.kind == "published" and run.outdated:
+            settings.setdefault(_cell(run), Counter())[_settings(run)] += 1
+    usual = {cell: found.most_common(1)[0][0] for cell, found in settings.items()}
+
+    def is_odd(run: Run) -> bool:
+        older = run.kind == "published" and bool(run.outdated)
+        return older and _settings(run) != usual[_cell(run)]
+
+    counts = Counter(
+        (*_cell(run), place, bool(run.outdated))
+        for run in runs
+        if not is_odd(run)
+        for place in _places(run)
+    )
+
+    def stands(run: Run, place: str) -> bool:
+        earlier, today = (counts[*_cell(run), place, is_earlier] for is_earlier in (True, False))
+        return bool(run.outdated) == (earlier > today)
+
     kept = []
     for run in runs:
-        cell = (run.job.method, run.job.dataset)
-        earlier, today = (
-            of_cell.get((*cell, is_earlier), Counter()) for is_earlier in (True, False)
-        )
-        usual, seeds = earlier.most_common(1)[0] if earlier else ("", 0)
-        earlier_stands = seeds > today.total()
-        odd = run.kind == "published" and run.outdated and _settings(run) != usual
-        if odd:
+        if is_odd(run):
             reason = f"{run.outdated}; settings unlike those of the other runs of that version"
-            run = replace(run, kind="left out", reason=reason, variants=())
-        elif run.kind in ("published", "variant") and bool(run.outdated) != earlier_stands:
-            reason = run.outdated or "fewer seeds so far than the earlier version"
-            run = replace(run, kind="left out", reason=reason, variants=())
-        kept.append(run)
+            kept.append(replace(run, kind="left out", reason=reason, variants=()))
+            continue
+        columns = tuple(column for column in run.variants if stands(run, column[0]))
+        if run.kind in ("published", "variant") and not (
+            stands(run, CELL) if run.kind == "published" else columns
+        ):
+            reason = run.outdated or "fewer runs so far than the earlier version"
+            kind: Kind = "variant" if columns else "left out"
+            run = replace(run, kind=kind, reason=reason)
+        kept.append(replace(run, variants=columns))
     return kept
+
+
+CELL = ""
+"""Stands for the place of a method's published runs, beside names of campaigns."""
+
+
+def _cell(run: Run) -> tuple[str, str]:
+    return (run.job.method, run.job.dataset)
+
+
+def _places(run: Run) -> set[str]:
+    """Return where a run would be shown: in its cell, in columns of campaigns."""
+    campaigns = {campaign for campaign, _ in run.variants}
+    return campaigns | {CELL} if run.kind == "published" else campaigns
 
 
 def _settings(run: Run) -> str:

@@ -130,7 +130,33 @@ def test_an_earlier_version_stands_until_todays_has_as_many_seeds() -> None:
     assert both.outdated_note(run.run_id for run in both.runs) == ""
     fewer = collection(older, with_identity(version=0, seed=1), newer)
     assert [run.job.version for run in fewer.published("erm", "umnist")] == [0, 0]
-    assert "fewer seeds so far than the earlier version" in [run.reason for run in fewer.runs]
+    assert "fewer runs so far than the earlier version" in [run.reason for run in fewer.runs]
+
+
+def test_columns_of_a_campaign_are_of_one_version() -> None:
+    """Of the earlier one while today's has fewer runs of the campaign, wherever its cell stands."""
+    usual = jobs("erm", "umnist")[:3]
+    changed = changed_jobs("erm", "umnist", (0, 1, 2), lr="0.123")
+    now = [record(job, 80.0) for job in usual]
+    new = [record(job, 90.0) for job in changed]
+    earlier = [
+        record(replace(job, version=0, identity={**job.identity, "version": 0}), 70.0)
+        for job in (*usual, *changed)
+    ]
+    columns = [
+        VariantSpec("sweep", lr, "erm", "umnist", {"erm.lr": lr}, (0, 1, 2))
+        for lr in ("0.002", "0.123")
+    ]
+
+    def shown(*made: Any) -> tuple[list[float | None], ...]:
+        runs = collection(*made, variants=columns)
+        found = (runs.variant("sweep", spec.variant, "umnist") for spec in columns)
+        places = (runs.published("erm", "umnist"), *found)
+        return tuple([run.record.test.get("wga") for run in place] for place in places)
+
+    assert shown(*now, *earlier) == ([80.0] * 3, [70.0] * 3, [70.0] * 3)
+    assert shown(*now, *earlier, *new[:2]) == ([80.0] * 3, [70.0] * 3, [70.0] * 3)
+    assert shown(*now, *earlier, *new) == ([80.0] * 3, [80.0] * 3, [90.0] * 3)
 
 
 def test_runs_of_an_earlier_version_agree_on_their_settings() -> None:
