@@ -4,7 +4,7 @@ A run is published (a table may average it), a campaign's variant (its own colum
 may), a smoke run (stand-in data or a quick run: a section of its own), or left out with the reason.
 Its place follows from its record and from what its settings would be today: one job is expanded for
 each method, dataset, preset and variant that occurs, and identities are compared without the seed.
-Runs of an earlier version of a method stand, and are called so, until today's has as many seeds.
+Runs of an earlier version of a method stand, and are called so, until today's has as many runs.
 """
 
 from __future__ import annotations
