@@ -65,7 +65,8 @@ def retraining(given: ReportInput) -> Table:
             key, count = CellKey(method, dataset, "seeds", what), sum(map(holds, strengths))
             note = f"of {len(ids)}"
             shown.append(Cell("measured", key, float(count), run_ids=ids, digits=0, note=note))
-        rows.append(Row((method_title(method), dataset_title(dataset)), tuple(shown), method))
+        title = method_title(method)
+        rows.append(Row((title, dataset_title(dataset)), tuple(shown), section=title))
     return Table(
         label="retraining",
         title="Regularisation of retrained last layers",
@@ -86,6 +87,7 @@ def retraining(given: ReportInput) -> Table:
         notes=(
             "Version 1 of DFR and ExMap tried nothing beyond its grid, so that each of its ends "
             "counts as open.",
+            *(() if rows else ("No published run retrains a last layer.",)),
         ),
         in_paper=False,
     )
