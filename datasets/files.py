@@ -55,6 +55,11 @@ RESULTS = StorageArea(
     if_unwritable="point --results at a folder that can be written to, then run the command again",
     all_errors=True,
 )
+CHOSEN = StorageArea(
+    if_full="free disk space or name another place, then run the command again",
+    if_unwritable="name a place that can be written to, then run the command again",
+    all_errors=True,
+)
 DATA = StorageArea(
     if_full="free some space or choose another disk with --data-root, then run the same command "
     "again; what was already downloaded is kept and continued",

@@ -512,9 +512,15 @@ def overview() -> str:
     return "\n".join([*lines, "", _epilog("").rstrip(), "", more]) + "\n"
 
 
+NOTES = {
+    "run": "\nwhile it runs: nct-2-1 is iteration 2, phase 1 of NCT; selection is what an\n"
+    "epoch is chosen by, on validation data\n"
+}
+
+
 def _epilog(verb: str) -> str:
     lines = "".join(f"  python -m bench {example}\n" for example in EXAMPLES[verb])
-    return f"example{'s' if len(EXAMPLES[verb]) > 1 else ''}:\n{lines}"
+    return f"example{'s' if len(EXAMPLES[verb]) > 1 else ''}:\n{lines}{NOTES.get(verb, '')}"
 
 
 class _PrintVersion(Action):

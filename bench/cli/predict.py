@@ -9,7 +9,7 @@ from bench.cli.arguments import require_results
 from bench.cli.output import log, print_json
 from bench.models import label_files, load_model
 from datasets.errors import UsageError
-from datasets.files import storage_errors
+from datasets.files import CHOSEN, storage_errors
 
 
 def run(arguments: Namespace) -> int:
@@ -29,7 +29,7 @@ def run(arguments: Namespace) -> int:
     elif arguments.out is None:
         table.to_csv(sys.stdout, index=False)
     else:
-        with storage_errors(arguments.out):
+        with storage_errors(arguments.out, CHOSEN):
             table.to_csv(arguments.out, index=False)
         log(f"{len(table):,} predictions written to {arguments.out}")
     return 1 if unreadable else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -168,7 +169,9 @@ def _print_summary(statuses: Mapping[str, RunStatus], what: str) -> None:
         runs = ", ".join((f"{len(done)} of {len(own)} done", *counts))
         on = "validation " if shown == "val" else ""
         rows.append((dataset, method, variant, runs, on + _result(done) if done else ""))
-    states = ", ".join(f"{n} {state}" for state, n in count_statuses(statuses.values()).items())
+    found_states = Counter(WORDS.get(one.status, one.status.value) for one in statuses.values())
+    order = ("done", "failed", "running", "queued")  # always named; others where there are some
+    states = ", ".join(f"{found_states[s]} {s}" for s in dict.fromkeys((*order, *found_states)))
     title = f"{count_of(len(statuses), what)}: {states}"
     if rows:
         print_table(title, ("dataset", "method", "variant", "runs", "mean +- std"), sorted(rows))

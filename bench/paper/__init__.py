@@ -36,6 +36,7 @@ TOPICS = {
     ),
     "Data and settings": (
         *("dataset_summary", "group_distributions", "preprocessing", "hyperparams"),
+        "retraining",
     ),
 }
 LINKS = {"main_results": "Results", "claims": "Claims", "training_time": "Costs"}
@@ -67,7 +68,7 @@ def __getattr__(name: str) -> object:
 
 
 def _tables() -> tuple[TableBuilder, ...]:
-    from bench.paper import ablations, claims, depth, leaves, protocol, selection
+    from bench.paper import ablations, claims, depth, leaves, protocol, retraining, selection
     from bench.reporting import comparisons, extended, main_table
 
     return (
@@ -76,7 +77,7 @@ def _tables() -> tuple[TableBuilder, ...]:
         *(claims.claims, claims.claims_sweep),
         *(ablations.class_calibration, leaves.capture_rates),
         *(protocol.dataset_summary, protocol.group_distributions),
-        *(protocol.preprocessing, protocol.hyperparams),
+        *(protocol.preprocessing, protocol.hyperparams, retraining.retraining),
         *(leaves.logit_stats, leaves.margins, leaves.cmnist_calibration),
         comparisons.training_time,
         *(depth.depth_ablation, depth.depth_choice, depth.depth_diagnostics, depth.pwga_corr),

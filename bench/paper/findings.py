@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.paper.campaigns import CAMPAIGNS
+from bench.paper.selection import CONTROL, control_runs
 from bench.reporting.collection import ReportInput, metric_by_seed
 from bench.reporting.leaderboard import Board, Finding, in_words
 from bench.reporting.names import dataset_title, headline, method_title
@@ -15,7 +15,6 @@ from bench.reporting.table import CellKey
 
 METHOD, PLUS, USUAL = "nct", "nct_plus", "erm"
 WHAT_IT_IS = "a tree grown from a network's own mistakes"
-CONTROL = CAMPAIGNS["control-validation"]
 COLLAPSED = 10.0  # points of worst-group accuracy: at most this is a failure
 SHOWN = 3  # methods that a sentence names
 
@@ -69,14 +68,12 @@ def _over_plain(boards: Sequence[Board]) -> str:
 
 def biased_validation(given: ReportInput) -> list[Finding]:
     """Return which methods fail where validation data is as biased as training data."""
-    (dataset,), (balanced, biased) = CONTROL.datasets, CONTROL.variants
+    (dataset,) = CONTROL.datasets
     metric = headline(dataset)
-    before: dict[str, dict[int, float]] = {}
-    after: dict[str, dict[int, float]] = {}
-    for method in CONTROL.methods:
-        for variant, found in ((balanced, before), (biased, after)):
-            runs = given.runs.variant(CONTROL.name, variant.name, dataset)
-            found[method] = metric_by_seed([r for r in runs if r.job.method == method], metric)
+    before, after = (
+        {m: metric_by_seed([r for r in runs if r.job.method == m], metric) for m in CONTROL.methods}
+        for runs in control_runs(given)
+    )
     falls: list[tuple[float, float, str]] = []
     counted: set[int] = set()  # of seeds that were run both ways
     for method in CONTROL.methods:

@@ -24,6 +24,7 @@ from bench.paper.numbers import paper_by
 from bench.reporting.names import dataset_title, method_title
 from bench.reporting.statistics import seed_interval
 from bench.resources import published_folder
+from bench.store import Store
 from datasets.base import SPLITS
 from datasets.catalogue import load_datasets
 from methods.base import get_method, load_methods
@@ -249,6 +250,33 @@ def main_table() -> list[str]:
     return rows
 
 
+def arithmetic() -> list[str]:
+    """Return how many runs of the main table can be repeated to the bit on other processors."""
+    shown = {name for row in committed_table("main_results") for name in row["run_ids"].split()}
+    counts: dict[str, Counter[bool]] = {}
+    for record in Store(published_folder()).records():
+        if record.run_id in shown:
+            settings = record.provenance.environment.numerics or {}
+            own = counts.setdefault(record.job.dataset, Counter())
+            own[settings.get("choice") == "pinned"] += 1
+    told = [
+        f"{counts[name][True]} of {counts[name].total()} on {dataset_title(name)}"
+        for name in load_datasets()
+        if name in counts
+    ]
+    if not told:
+        return []
+    native = (
+        "The others used native kernels, which repeat exactly on the same type of processor; means "
+        "may mix both ([lab notes](../docs/lab-notes.md))."
+    )
+    return [
+        "Runs of the table below whose arithmetic is pinned, so that they repeat to the bit on "
+        f"every x86 processor with AVX2 that we tried: {', '.join(told)}.",
+        *([native] if any(own[False] for own in counts.values()) else []),
+    ]
+
+
 def ablation_table() -> list[str]:
     """Return the ablations as published and as the depth rule chose, beside the paper's."""
     rows = [
@@ -311,7 +339,7 @@ def bullets() -> list[str]:
 
 BLOCKS: Mapping[str, Mapping[str, Callable[[], Sequence[str]]]] = {
     "README.md": {"results": bullets, "methods": method_table, "datasets": dataset_table},
-    "results/README.md": {"findings": bullets, "main": main_table},
+    "results/README.md": {"findings": bullets, "arithmetic": arithmetic, "main": main_table},
     "docs/lab-notes.md": {"ablations": ablation_table},
 }
 """The generated blocks of each page."""

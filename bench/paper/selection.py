@@ -15,6 +15,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import pandas as pd
 
@@ -230,12 +231,26 @@ def draw_selection(given: FigureInput) -> Drawn:
 
 
 CONTROL = CAMPAIGNS["control-validation"]
+MORE_SEEDS = CAMPAIGNS["plus-controls"]  # of the same columns, for some methods
+
+
+def control_runs(given: ReportInput) -> tuple[list[Run], list[Run]]:
+    """Return the runs on balanced and those on biased validation data, by seed.
+
+    All seeds of any campaign count, so that no two places give two means of the same thing.
+    """
+    (dataset,), (balanced, biased) = CONTROL.datasets, CONTROL.variants
+
+    def of(variant: str) -> list[Run]:
+        own = (given.runs.variant(one.name, variant, dataset) for one in (CONTROL, MORE_SEEDS))
+        return sorted({run.run_id: run for run in chain(*own)}.values())
+
+    return of(balanced.name), of(biased.name)
 
 
 def control_validation(given: ReportInput) -> Table:
     """Compare every method on balanced validation data with itself where they are biased."""
-    (dataset,), (balanced, biased) = CONTROL.datasets, CONTROL.variants
-    both = [given.runs.variant(CONTROL.name, one.name, dataset) for one in (balanced, biased)]
+    (dataset,), both = CONTROL.datasets, control_runs(given)
     rows = []
     for tier in tiers(given.reference):
         own = [[run for run in runs if run.job.method == tier.method] for runs in both]

@@ -24,7 +24,7 @@ from datasets.base import Facts, LabelledSplit
 from datasets.config import Values, as_plain, build_config, field_types
 from datasets.decode import decode
 from datasets.errors import BenchError, DataCorrupt, UsageError
-from datasets.files import storage_errors
+from datasets.files import CHOSEN, storage_errors
 from datasets.images import ImageBatch
 from methods.base import Fitted, Selected
 
@@ -284,7 +284,7 @@ def write_tree_picture(record: Record, tree: TreeRecord, path: Path) -> None:
     if path.suffix not in PICTURE_SUFFIXES:
         endings = ", ".join(PICTURE_SUFFIXES)
         raise UsageError(f"a tree cannot be drawn to {path}", f"end its name with {endings}")
-    with plots.house_style(), storage_errors(path):
+    with plots.house_style(), storage_errors(path, CHOSEN):
         width, height = 0.7 * len(tree.chosen.leaves), 1.2 * len(tree.levels) + 0.8
         figure = plots.new_figure(max(6.0, width), height)
         axes = figure.subplots()

@@ -6,6 +6,7 @@ registries, and what a paper adds are arguments of `build`.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from bench.reporting.leaderboard import FindingBuilder, Guide, leaderboard, lead
 from bench.reporting.main_table import left_out, main_results, smoke_runs
 from bench.reporting.table import Table
 from datasets.errors import UsageError, did_you_mean
-from datasets.files import atomic_file
+from datasets.files import CHOSEN, atomic_file, storage_errors
 
 __all__ = ["Collection", "FigureSpec", "Limits", "Outline", "Reference", "ReportInput"]
 __all__ += ["PARETO", "TRAINING_TIME", "TableBuilder", "VariantSpec", "build", "build_pdf"]
@@ -91,6 +92,9 @@ def build(
     page, outline, has_pdf = out / "index.html", outline or Outline(), "pdf" in formats
     written: dict[Path, str] = {}
     shown = given.limited()
+    with storage_errors(out, CHOSEN):  # known before anything is drawn
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
     try:
         made = make_tables(given, tables)
         boards = leaderboard(shown)

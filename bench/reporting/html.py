@@ -96,7 +96,11 @@ def html_page(
         "guide": guide,
         "tier_words": LABELS,
         "marks": tier_marks(guide.boards),
-        "without_runs": datasets_without_runs(given),
+        "without_runs": [
+            title
+            for title in datasets_without_runs(given)
+            if title not in {board.title for board in guide.boards}  # of runs that are no results
+        ],
         "topics": [(topic, [views[t.label] for t in own]) for topic, own in topics],
         "appendix": [view for view in views.values() if view.table.appendix],
         "table_labels": labels,

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import starmap
 
 from bench.job import DEFAULT_PRESET
+from bench.provenance import Provenance
 from bench.reporting import names
 from bench.reporting.collection import (
     FIRST_PRESET,
@@ -106,10 +107,35 @@ def machines(shown: Iterable[Run]) -> str:
     if not counted:
         return "Nothing was measured yet."
     places = "; ".join(f"{name} ({count} runs)" for name, count in counted.most_common())
+    return f"Measured on: {places}. {_repeating(origins)}"
+
+
+def _repeating(origins: Sequence[Provenance]) -> str:
+    """Return what it takes to get the same numbers again, by the arithmetic of each run."""
+    arithmetic = [one.environment.numerics or {} for one in origins if one.device == "cpu"]
+    pinned = sum(own.get("choice") == "pinned" for own in arithmetic)
+    native = len(arithmetic) - pinned
+    told = []
+    if pinned:
+        told.append(
+            f"{_all_or(pinned, origins)} repeat exactly on every x86 processor with AVX2 that was "
+            "tried"
+        )
+    if native:
+        told.append(
+            f"{_all_or(native, origins)} were made with native kernels and repeat exactly on the "
+            "same processor type, with --numerics native"
+        )
+    if not told:
+        return "Other machines agree within the seed spread."
     return (
-        f"Measured on: {places}. The same processor type, thread count and libraries repeat these "
-        "numbers exactly; others agree within the seed spread."
+        f"With the same libraries and thread count, {'; '.join(told)}. Elsewhere numbers agree "
+        "within the seed spread."
     )
+
+
+def _all_or(count: int, origins: Sequence[Provenance]) -> str:
+    return "all" if count == len(origins) else str(count)
 
 
 def seeds_note(cells: Iterable[Cell]) -> str:

@@ -11,6 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1]))
 from report_records import jobs, record
 
+from bench import reporting
 from bench.store import Store
 
 
@@ -64,3 +65,13 @@ def test_an_unknown_name_is_an_error_with_the_nearest(
     told = cli("report", "--results", results, "--out", tmp_path / "out", option, name)
     assert told.code == 2 and f"'{name}'" in told.err and f"'{hint}'" in told.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_drawn(
+    tmp_path: Path, results: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "write_figures", lambda *given: pytest.fail("drawn"))
+    (tmp_path / "file").write_text("kept")
+    told = cli("report", "--results", results, "--out", tmp_path / "file" / "report")
+    assert told.code == 2 and f"cannot write {tmp_path / 'file' / 'report'}" in told.err
+    assert "name a place that can be written to" in told.err and "--results" not in told.err

@@ -69,6 +69,7 @@ def test_what_an_interrupted_command_left_is_told(cli: Cli, tmp_path: Path) -> N
     store.write(finished(0, 50.0))
     interrupt(store, [job.run_id for job in jobs])
     told = cli("status", "--results", tmp_path)
+    assert "3 runs: 1 done, 0 failed, 0 running, 0 queued, 2 not started" in told.out
     assert "1 of 3 done, 2 not started" in told.out
     assert "unfinished: 2 runs of a command of " in told.err
     assert f"-> to go on: {COMMAND}" in told.err

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from report_records import jobs, record
 
 from bench.paper import front_page
 from bench.paper.front_picture import draw
+from bench.store import Store
 
 REMEDY = "run: python -m bench.paper.front_page"
 
@@ -47,6 +50,20 @@ def test_wins_and_losses_are_both_named() -> None:
     assert f"NCT {scores['nct'].text}, {rank}" in text
     biased = front_page.scores("cmnist", front_page.BIASED)
     assert all(score.text in text for score in biased.values())
+
+
+def test_runs_are_counted_by_their_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = (*jobs("erm", "umnist", 3), *jobs("erm", "cmnist", 2))
+    records = [record(job, 50.0) for job in made]
+    first = records[0].provenance
+    pinned = replace(first.environment, numerics={"choice": "pinned"})
+    records[0] = replace(records[0], provenance=replace(first, environment=pinned))
+    shown = " ".join(one.run_id for one in records[:4])  # the last is in no table
+    monkeypatch.setattr(front_page, "committed_table", lambda name: [{"run_ids": shown}])
+    monkeypatch.setattr(Store, "records", lambda store: iter(records))
+    pinned_line, native_line = front_page.arithmetic()
+    assert "1 of 3 on UMNIST, 0 of 1 on CMNIST" in pinned_line
+    assert "native kernels" in native_line
 
 
 def test_readme_is_short_and_its_pictures_are_there() -> None:

@@ -262,3 +262,16 @@ def test_the_control_is_paired_by_seed_and_shows_tiers(paper_input: MakeInput) -
         cell.reason for header, row in rows.items() if header[0] == "ERM" for cell in row.cells
     }
     assert reasons == {"not run", "no shared seeds"} and len(rows) == 10
+
+
+def test_the_control_counts_every_seed_once(paper_input: MakeInput) -> None:
+    cells = [
+        cell
+        for name in ("control-validation", "plus-controls")
+        for cell in campaign_cells(CAMPAIGNS[name], ("cmnist",), NO_DATA)
+        if cell.method == "nct"
+    ]
+    made = {job.run_id: record(job, 70.0 + job.seed) for cell in cells for job in cell.jobs}
+    rows = {row.header[0]: row for row in control_validation(paper_input(*made.values())).rows}
+    assert [cell.n for cell in rows["NCT"].cells[:3]] == [5, 5, 5]
+    assert rows["NCT"].cells[1].mean == 72.0

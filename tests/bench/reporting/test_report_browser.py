@@ -201,6 +201,18 @@ def test_nothing_is_wider_than_the_screen_and_the_theme_changes(page: Any) -> No
     assert page.locator("#theme").inner_text() == "Light"
 
 
+def test_names_of_sections_are_read_without_scrolling(page: Any) -> None:
+    open_section(page, "main_results")
+    ends = page.eval_on_selector_all(
+        "#main_results tr.section span",
+        """names => names.map(name => {
+          name.innerText = "a claim of many words ".repeat(8);
+          return name.getBoundingClientRect().right;
+        })""",
+    )
+    assert ends and max(ends) <= page.evaluate("innerWidth")
+
+
 def test_datasets_without_runs_are_one_line_until_asked_for(page: Any) -> None:
     open_section(page, "main_results")
     column = page.locator("#main_results thead tr:last-child th").nth(5)  # Waterbirds

@@ -144,6 +144,11 @@ def test_datasets_without_runs_are_one_line() -> None:
     assert f"No runs yet: {', '.join(lacking)}." in page
     limited = replace(shown, limits=Limits(datasets=("umnist",)))
     assert datasets_without_runs(limited) == []
+    quick = given(collection(*(record(job, 60.0, quick=True) for job in jobs("erm", "umnist", 1))))
+    page = html_page(quick, [], [], Guide(leaderboard(quick)))
+    assert "UMNIST" in page and "UMNIST" not in page.split("No runs yet: ")[1].split("</p>")[0]
+    board = page.split('<section class="board"')[1].split("</section>")[0]
+    assert "95% interval" not in board and "paper" not in board  # one seed, and no result
 
 
 def test_limits_hold_for_boards_tables_and_runs(tmp_path: Any) -> None:

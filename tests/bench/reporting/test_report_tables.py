@@ -146,6 +146,20 @@ def test_the_main_table_says_where_it_was_measured(full: dict[str, Table]) -> No
     assert main_results(given(EMPTY)).notes[-1] == "Nothing was measured yet."
 
 
+def test_the_main_table_says_how_to_repeat_runs_of_each_arithmetic() -> None:
+    made = [record(job, 50.0) for job in jobs("erm", "umnist", 3)]
+    assert "all were made with native kernels" in main_results(given(collection(*made))).notes[-1]
+    own = made[0].provenance
+    environment = replace(own.environment, numerics={"choice": "pinned"})
+    made[0] = replace(made[0], provenance=replace(own, environment=environment))
+    note = main_results(given(collection(*made))).notes[-1]
+    assert "1 repeat exactly on every x86 processor with AVX2" in note
+    assert "2 were made with native kernels" in note and "--numerics native" in note
+    made[1:] = [replace(one, provenance=replace(own, device="cuda")) for one in made[1:]]
+    note = main_results(given(collection(*made))).notes[-1]
+    assert "1 repeat" in note and "native" not in note
+
+
 def test_columns_and_caption_follow_the_metrics_of_the_datasets() -> None:
     table = main_results(given(EMPTY))
     columns = [(column.group, column.title) for column in table.columns]
