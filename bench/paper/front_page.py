@@ -103,6 +103,22 @@ def findings() -> list[str]:
     ]
 
 
+def in_short() -> list[str]:
+    """Return one sentence: where the paper's method wins against plain training, and where not."""
+    parts = []
+    for dataset in (SHORTCUT, RARE):
+        found = scores(dataset)
+        if {METHOD, PLAIN} <= found.keys():
+            ours, plain = found[METHOD].mean, found[PLAIN].mean
+            verb = "beats" if ours > plain else "loses to"
+            parts.append(
+                f"on {dataset_title(dataset)} it {verb} {method_title(PLAIN)}, {ours:.1f} to "
+                f"{plain:.1f}"
+            )
+    text = "; ".join(parts)
+    return [f"Accuracy in the worst group: {text}."] if text else []
+
+
 def _named(score: Score) -> str:
     return f"{method_title(score.method)} {score.text}"
 
@@ -338,7 +354,12 @@ def bullets() -> list[str]:
 
 
 BLOCKS: Mapping[str, Mapping[str, Callable[[], Sequence[str]]]] = {
-    "README.md": {"results": bullets, "methods": method_table, "datasets": dataset_table},
+    "README.md": {
+        "short": in_short,
+        "results": bullets,
+        "methods": method_table,
+        "datasets": dataset_table,
+    },
     "results/README.md": {"findings": bullets, "arithmetic": arithmetic, "main": main_table},
     "docs/lab-notes.md": {"ablations": ablation_table},
 }

@@ -36,7 +36,7 @@ def test_a_stale_page_is_noticed_and_refreshed(tmp_path: Path) -> None:
 
 
 def test_a_page_without_its_block_is_an_error() -> None:
-    with pytest.raises(ValueError, match="'results' is there 0 times"):
+    with pytest.raises(ValueError, match="'short' is there 0 times"):
         front_page.with_blocks("nothing", front_page.BLOCKS["README.md"])
 
 
