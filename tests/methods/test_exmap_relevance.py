@@ -252,6 +252,8 @@ class TestHeatmaps:
 
     @pytest.mark.parametrize(("side", "expected"), [(28, 512), (32, 392), (224, 8), (1024, 1)])
     def test_batches_are_as_large_as_memory_lets_them(self, side: int, expected: int) -> None:
-        assert (
-            heatmap_batch_size(Transform(ResizedCentreCrop(side), side, (0.5,), (0.2,))) == expected
-        )
+        transform = Transform(ResizedCentreCrop(side), side, (0.5,), (0.2,))
+        for name in ("lenet4", "resnet18"):
+            assert heatmap_batch_size(network(name, 1), transform) == expected
+        for name in ("tf_efficientnet_lite0", "convnext_atto"):  # which take more of it
+            assert heatmap_batch_size(network(name, 1), transform) == max(1, expected // 4)
