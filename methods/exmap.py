@@ -11,7 +11,11 @@ Deviations: every draw is seeded by the run, and a run retrains once (20 fits av
     them all, and the layer is fitted one class against the rest. liblinear's objective is fitted to
     the optimum, and a penalty at the end of its grid compared with others beyond it, as for DFR. On
     ISIC the penalty is chosen by the worst pair's AUROC. On rows of features there are no pixels to
-    explain: the heatmap is the relevance of each feature.
+    explain: the heatmap is the relevance of each feature. The authors explain ResNets; here the
+    same rules serve MobileNetV2, EfficientNet-Lite and their like (timm's EfficientNet without
+    gates). Networks with other parts have no rules here: their heatmap is gradient times input,
+    which is the propagation with gamma 0 where a network has only ReLUs and no biases, and `gamma`
+    has no effect. The run's details name which it was (`relevance`).
 Version 2: that fit; version 1 had liblinear stop at 1e-2, as DFR's had (docs/protocol.md).
 
 Heatmaps are made by layer-wise relevance propagation with zennit: a prediction's relevance, 1, is
@@ -25,7 +29,7 @@ direct and efficient multi-way spectral clustering).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -37,7 +41,6 @@ from torch.nn import functional
 
 from datasets.base import Task
 from datasets.config import require
-from datasets.errors import UsageError
 from datasets.transforms import Transform
 from methods.backbones import (
     Backbone,
@@ -67,9 +70,10 @@ MIN_SPECTRAL_SAMPLES = 4  # a gap after the second eigenvalue needs three of the
 EXTRA_EIGENVALUES = 3  # computed beyond the largest number of clusters; the gap needs one
 RULE = "held_out_worst_pseudo_group"
 BATCH_PIXELS = 8 * 224**2  # 8 images of side 224 and 512 of side 28, as the authors of ExMap take
+FEWER = 4  # times fewer in networks they do not have: a MobileNet keeps 40 MB an image of side 96
 EPSILON = 1e-6
 LAYERS: tuple[type[nn.Module], ...] = (
-    *(nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.ReLU, nn.Flatten, nn.Identity),
+    *(nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.ReLU, nn.ReLU6, nn.Flatten, nn.Identity),
     *(WholeImageConv, Pool, Standardise, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
 )
 """Layers with a rule, or whose gradient hands relevance down as it should be."""
@@ -126,9 +130,10 @@ def heatmaps(network: Classifier, images: EvalImages, gamma: float, side: int) -
 
     Channels are kept. Heatmaps larger than `side` are made smaller; 0 leaves all as they are.
     """
-    model = canonical_form(network)
+    ruled = has_rules(network)
+    model = canonical_form(network) if ruled else frozen_copy(network)
     for batch in images:
-        maps = relevance(model, batch, gamma)
+        maps = relevance(model, batch, gamma) if ruled else gradient_times_input(model, batch)
         if 0 < side < maps.shape[-1]:
             maps = functional.interpolate(maps, size=(side, side), mode="bilinear")
         rows = maps.flatten(start_dim=1).cpu()
@@ -136,9 +141,11 @@ def heatmaps(network: Classifier, images: EvalImages, gamma: float, side: int) -
         yield rows / torch.where(largest > 0, largest, 1.0)  # nothing was relevant: all zeros
 
 
-def heatmap_batch_size(transform: Transform) -> int:
+def heatmap_batch_size(network: nn.Module, transform: Transform) -> int:
     """Choose how many images to explain at once; each needs many times its own memory."""
-    return max(1, BATCH_PIXELS // transform.pixels)
+    mobile = import_timm().models.efficientnet.EfficientNet
+    known = has_rules(network) and not any(isinstance(p, mobile) for p in network.modules())
+    return max(1, BATCH_PIXELS // (1 if known else FEWER) // transform.pixels)
 
 
 def relevance(model: nn.Module, images: Tensor, gamma: float) -> Tensor:
@@ -161,6 +168,15 @@ def relevance(model: nn.Module, images: Tensor, gamma: float) -> Tensor:
     return found.detach()
 
 
+def gradient_times_input(model: nn.Module, images: Tensor) -> Tensor:
+    """Return how much each pixel adds to the logit of the class predicted, to first order."""
+    images = images.detach().requires_grad_()
+    with torch.enable_grad():
+        logits: Tensor = model(images)
+        found = torch.autograd.grad(logits.amax(dim=1).sum(), images)[0]
+    return (found * images).detach()
+
+
 def _predicted(logits: Tensor) -> Tensor:
     return functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(logits)
 
@@ -180,7 +196,8 @@ class Residual(nn.Module):
         super().__init__()
         layers = dict(block.named_children())  # in the order they are applied, but for two
         self.shortcut = layers.pop("downsample", nn.Identity())
-        self.act = layers.pop("act3" if "act3" in layers else "act2")
+        last = next((name for name in ("act3", "act2") if name in layers), None)
+        self.act = layers.pop(last) if last else nn.Identity()
         self.branch = nn.Sequential(*layers.values())
         self.add = Sum()
 
@@ -191,32 +208,69 @@ class Residual(nn.Module):
         return joined
 
 
+def _timm_blocks() -> tuple[type[nn.Module], ...]:
+    """Return timm's blocks that add their input to their output within their own forward.
+
+    The last four do so only where their `has_skip` says it.
+    """
+    models = import_timm().models
+    resnet, mobile = models.resnet, models._efficientnet_blocks
+    return (
+        *(resnet.BasicBlock, resnet.Bottleneck),
+        *(mobile.ConvBnAct, mobile.DepthwiseSeparableConv),
+        *(mobile.InvertedResidual, mobile.EdgeResidual),
+    )
+
+
+def has_rules(network: nn.Module) -> bool:
+    """Return whether every part of a network has a relevance rule."""
+    timm = import_timm()
+    ours = (nn.Sequential, Classifier, Backbone, LeNet)
+    theirs = (timm.models.resnet.ResNet, timm.models.efficientnet.EfficientNet, *_timm_blocks())
+    layers = timm.layers
+    inside = layers.BatchNormAct2d, layers.Conv2dSame, layers.DropPath, layers.SelectAdaptivePool2d
+    known = {*LAYERS, *ours, *theirs, *inside}
+    return all(type(part) in known for part in network.modules())
+
+
+def frozen_copy(network: nn.Module) -> nn.Module:
+    """Copy a network for evaluation, without gradients of its weights."""
+    return copy.deepcopy(network).eval().requires_grad_(False)
+
+
 def canonical_form(network: nn.Module) -> nn.Module:
-    """Copy a network into a form that computes the same and in which every step has a rule.
+    """Copy a network with rules into a form that computes the same, each step of it a layer.
 
     Batch norms become part of the convolutions before them, and additions become layers.
     """
-    timm = import_timm()
     from zennit.canonizers import SequentialMergeBatchNorm
 
-    resnet = timm.models.resnet
-    blocks = (resnet.BasicBlock, resnet.Bottleneck)
-    ours = (nn.Sequential, Classifier, Backbone, LeNet)
-    known = (*LAYERS, *ours, *blocks, resnet.ResNet, timm.layers.SelectAdaptivePool2d)
-    for part in network.modules():
-        if type(part) not in known:
-            raise UsageError(
-                f"no relevance rule is known for {type(part).__name__}, which the backbone has",
-                "use lenet4, lenet5 or a plain ResNet such as resnet50 or resnet18",
-            )
-    model = copy.deepcopy(network).eval().requires_grad_(False)
+    model = frozen_copy(network)
+    _replace(model, import_timm().layers.BatchNormAct2d, _norm_and_activation)
     for merge in SequentialMergeBatchNorm().apply(model):
         merge.batch_norm.eps = 0.0  # so that what is left of it is the identity exactly
+    _replace(model, _timm_blocks(), _block)
+    return model
+
+
+def _replace(model: nn.Module, kinds: Any, replacement: Callable[[Any], nn.Module]) -> None:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, blocks):
-                setattr(parent, name, Residual(child))
-    return model
+            if isinstance(child, kinds):
+                setattr(parent, name, replacement(child))
+
+
+def _norm_and_activation(both: Any) -> nn.Module:
+    norm = nn.BatchNorm2d(both.num_features, eps=both.eps)
+    norm.load_state_dict(both.state_dict())
+    act = both.act
+    if hasattr(act, "inplace"):
+        act.inplace = False  # rules still need what it is given
+    return nn.Sequential(norm.to(both.weight.device).eval().requires_grad_(False), act)
+
+
+def _block(block: Any) -> nn.Module:
+    return Residual(block) if getattr(block, "has_skip", True) else nn.Sequential(*block.children())
 
 
 @dataclass(frozen=True)
@@ -321,7 +375,8 @@ def explain(network: Classifier, task: Task, config: HeatmapConfig, ctx: Context
     done, total = sum(map(len, rows)), len(task.val)
     if done < total:
         rest = task.val.images.subset(torch.arange(done, total))
-        images = EvalImages(rest, task.eval_transform, heatmap_batch_size(task.eval_transform))
+        size = heatmap_batch_size(network, task.eval_transform)
+        images = EvalImages(rest, task.eval_transform, size)
         maps = heatmaps(network, images, config.gamma, config.heatmap_side)
         for number, batch in enumerate(maps, start=1):
             rows.append(batch)
@@ -375,6 +430,7 @@ def find_clusters(
             found.append(cluster(points[part], own, seed))
             clusters[part] = torch.from_numpy(found[-1].labels)
         facts = {
+            "relevance": "propagation" if has_rules(network) else "gradient times input",
             "clusters": [one.count for one in found],
             "cluster_sizes": [np.bincount(one.labels).tolist() for one in found],
             "eigenvalues": [list(one.eigenvalues) for one in found],

@@ -13,6 +13,8 @@ from datasets.resident import ResidentImages, batches
 from datasets.transforms import Transform
 
 BATCH = 500
+PHOTO_BATCH = 64  # a network for photos takes many times a batch, beside what training has kept
+PHOTO_PIXELS = 64**2  # images from a file with more than these, transformed, are photos
 KEPT_BYTES = 256 * 2**20  # transformed splits of a CPU up to this size are kept, larger ones redone
 KEPT_SHARE = 0.125  # of a GPU's free memory that a transformed split may take
 # Constants, since what a network answers may hang on the size of its batch in the last bits: what
@@ -54,7 +56,9 @@ def batch_size_for(transform: Transform, images: Images) -> int:
     """Choose how many images to run at once: many small ones, few large ones."""
     budget = BATCH_BYTES.get(device_of(images).type, BATCH_BYTES["cpu"])
     fitting = budget // _bytes_each(transform), SOURCE_BYTES // max(1, _source_bytes(images))
-    return max(1, min(BATCH, *fitting))
+    on_cpu = isinstance(images, MappedImages) and device_of(images) == CPU
+    photos = on_cpu and transform.pixels > PHOTO_PIXELS
+    return max(1, min(PHOTO_BATCH if photos else BATCH, *fitting))
 
 
 def kept_bytes(images: Images) -> int:

@@ -30,6 +30,13 @@ def test_table_is_that_of_the_stored_runs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", CHECKS, ids=lambda path: path.name)
+def test_runs_took_less_than_two_gigabytes(folder: Path) -> None:
+    records = [json.loads(path.read_text()) for path in folder.glob("runs/*/record.json")]
+    peaks = {record["run_id"]: record["peak_memory_bytes"] for record in records}
+    assert peaks and not {run: peak for run, peak in peaks.items() if not 0 < peak < 2e9}
+
+
+@pytest.mark.parametrize("folder", CHECKS, ids=lambda path: path.name)
 def test_no_photo_and_no_weights_are_kept(folder: Path) -> None:
     kinds = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert kinds <= {".md", ".csv", ".json", ".parquet", ".py", ".sh"}

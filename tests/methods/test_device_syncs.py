@@ -21,6 +21,8 @@ from methods.backbones import Backbone, Classifier
 from methods.cnc import ROLES, TwoSidedLoss
 from methods.groupdro import RobustLoss
 from methods.jtt import ErrorTrackingCrossEntropy
+from methods.nct.builder import NodeLoss, _new_heads_only
+from methods.nct.tree import Tree
 from methods.optimisation import TrainConfig
 from methods.training import Batch, CrossEntropy, Training, shuffled
 
@@ -80,7 +82,8 @@ def photos(path: Path, count: int) -> ResidentImages:
 def waits(task: Task, ctx: DeviceContext, side: int, channels: int, **how: object) -> list[str]:
     """Take an epoch's steps, and return for what the processor would wait."""
     config = how.pop("config", EPOCHS)
-    training = Training(network(side, channels), task, config, ctx, **how)  # type: ignore[arg-type]
+    model = how.pop("model", None) or network(side, channels)
+    training = Training(model, task, config, ctx, **how)  # type: ignore[arg-type]
     training._prepare()
     training._mean_loss = lambda total, images: 0.0  # type: ignore[method-assign]  # once an epoch
     for group in training._optimizer.param_groups:  # which needs a real device
@@ -115,6 +118,23 @@ def test_no_objective_waits(granted_task: Task, on_device: DeviceContext, name: 
     drawn = torch.arange(2 * 2 * ROLES * 3) % 60
     sampler = (lambda number, generator: drawn.to(DEVICE)) if name == "cnc" else shuffled(60)
     how = {"objective": objective, "config": config, "sampler": sampler}
+    assert waits(task, on_device, 8, 1, **how) == ["end"]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_no_step_of_a_tree_waits(toy_task: Task, on_device: DeviceContext, frozen: bool) -> None:
+    """Of either phase of NCT's second iteration."""
+    tree = Tree(network(8, 1).backbone, 2)
+    tree.grow(4, 0.2, "asymmetric", first_mlp=False)
+    tree.grow(4, 0.2, "asymmetric", first_mlp=False)
+    task = with_images(toy_task, toy_task.train.images.to(DEVICE))
+    labels = torch.arange(len(task.train)) % 4
+    how = {
+        "model": tree,
+        "objective": NodeLoss(labels, torch.ones(4), 0.5, frozen),
+        "average": 0.9,
+        "set_mode": _new_heads_only if frozen else nn.Module.train,
+    }
     assert waits(task, on_device, 8, 1, **how) == ["end"]
 
 

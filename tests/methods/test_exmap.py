@@ -75,7 +75,7 @@ class TestHeatmaps:
         saves: int,
     ) -> None:
         """Six images a batch, a checkpoint every batch: seven checkpoints, the last of four."""
-        monkeypatch.setattr(methods.exmap, "heatmap_batch_size", lambda transform: 6)
+        monkeypatch.setattr(methods.exmap, "heatmap_batch_size", lambda network, transform: 6)
         monkeypatch.setattr(methods.exmap, "SAVE_EVERY", 1)
         network = first_model(toy_task, make_context())
         whole = explain(network, toy_task, CONFIG, make_context("whole"))
@@ -167,6 +167,7 @@ class TestFit:
         ctx = make_context()
         fitted = ExMap().fit(toy_task, CONFIG, ctx)
         facts = fitted.details["exmap"]
+        assert facts["relevance"] == "propagation"
         assert 2 <= facts["clusters"][0] <= 4
         assert sum(facts["cluster_sizes"][0]) == 40
         assert len(facts["eigenvalues"][0]) == 7
@@ -175,6 +176,14 @@ class TestFit:
         assert fitted.details["retraining"]["group_sizes"] == sizes
         stages = [(stage.name, stage.image_passes) for stage in ctx.stage_costs]
         assert stages == [("erm", 200), ("exmap-clusters", 40)]
+
+    def test_networks_without_rules_are_explained_and_said_to_be(
+        self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(methods.exmap, "has_rules", lambda network: False)
+        monkeypatch.delattr(methods.exmap, "canonical_form")
+        fitted = ExMap().fit(toy_task, CONFIG, make_context())
+        assert fitted.details["exmap"]["relevance"] == "gradient times input"
 
     def test_only_the_last_layer_changes(self, toy_task: Task, make_context: MakeContext) -> None:
         before = first_model(toy_task, make_context()).state_dict()

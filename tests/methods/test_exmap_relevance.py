@@ -11,15 +11,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from datasets.base import BackboneSpec
-from datasets.errors import UsageError
 from datasets.images import MemoryImages
 from datasets.transforms import ResizedCentreCrop, Transform
-from methods.backbones import Backbone, Classifier, build_backbone
-from methods.exmap import Sum, canonical_form, heatmap_batch_size, heatmaps, relevance
+from methods.backbones import Classifier, build_backbone
+from methods.exmap import (
+    Sum,
+    canonical_form,
+    gradient_times_input,
+    has_rules,
+    heatmap_batch_size,
+    heatmaps,
+    relevance,
+)
 from methods.prediction import EvalImages
 
-NETWORKS = (("lenet4", 1), ("lenet5", 3), ("test_resnet", 3))
-"""The last one is timm's own for tests: tiny, with both kinds of residual blocks."""
+NETWORKS = (("lenet4", 1), ("lenet5", 3), ("test_resnet", 3), ("tf_efficientnet_lite0", 3))
+"""The third one is timm's own for tests: tiny, with both kinds of residual blocks."""
+MOBILE = ("mobilenetv2_100", "mnasnet_100", "efficientnet_es", "efficientnet_lite0")
+UNRULED = ("efficientnet_b0", "convnext_atto", "test_vit")
+"""With gates, with layer norms, and a transformer: their parts have no rules."""
 SIDE = 32
 
 
@@ -52,7 +62,10 @@ def totals(maps: Tensor) -> Tensor:
 
 
 class TestCanonicalForm:
-    @pytest.mark.parametrize(("name", "channels"), (*NETWORKS, ("resnet18", 3), ("resnet26", 3)))
+    @pytest.mark.parametrize(
+        ("name", "channels"),
+        (*NETWORKS, *((name, 3) for name in ("resnet18", "resnet26", *MOBILE))),
+    )
     def test_computes_the_same(self, name: str, channels: int) -> None:
         model, batch = network(name, channels), images(3, channels)
         with torch.no_grad():
@@ -75,10 +88,40 @@ class TestCanonicalForm:
             batch = torch.randn(2, norm.num_features, 3, 3)
             assert torch.equal(norm(batch), batch)
 
-    def test_parts_without_a_rule_are_refused(self) -> None:
-        odd = Classifier(Backbone(nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.GELU()), 4), 2)
-        with pytest.raises(UsageError, match="no relevance rule is known for GELU"):
-            canonical_form(odd)
+    @pytest.mark.parametrize(("name", "channels"), NETWORKS)
+    def test_every_step_has_a_rule(self, name: str, channels: int) -> None:
+        assert has_rules(network(name, channels))
+
+    @pytest.mark.parametrize("name", UNRULED)
+    def test_other_networks_do_not(self, name: str) -> None:
+        assert not has_rules(network(name, 3))
+
+
+class TestGradientTimesInput:
+    @pytest.mark.parametrize("name", UNRULED)
+    def test_any_network_is_explained(self, name: str) -> None:
+        side = 160 if name == "test_vit" else SIDE
+        pixels = torch.randint(0, 256, (3, 3, side, side), dtype=torch.uint8)
+        transform = Transform(ResizedCentreCrop(side), side, (0.5,) * 3, (0.25,) * 3)
+        model = network(name, 3).train()
+        rows = next(heatmaps(model, EvalImages(MemoryImages(pixels), transform), 4.0, 8))
+        assert rows.shape == (3, 3 * 8**2) and rows.isfinite().all()
+        torch.testing.assert_close(rows.abs().amax(dim=1), torch.ones(3))
+        assert len(rows.unique(dim=0)) == 3
+        assert model.training and all(p.grad is None for p in model.parameters())
+
+    @pytest.mark.parametrize(("name", "channels"), NETWORKS[:3])
+    def test_is_the_propagation_of_gamma_0_without_biases(self, name: str, channels: int) -> None:
+        """But for its scale, which is the logit instead of 1."""
+        model = network(name, channels, biases=False)
+        batch = images(3, channels)
+        with torch.no_grad():
+            top = model(batch).amax(dim=1)
+        found = gradient_times_input(model, batch)
+        torch.testing.assert_close(totals(found), top, rtol=1e-3, atol=1e-5)
+        rules = relevance(canonical_form(model), batch, 0.0) * top.view(-1, 1, 1, 1)
+        error = (found - rules).abs().amax() / rules.abs().amax()
+        assert error < 1e-3
 
 
 def gamma_rule(layer: nn.Conv2d, batch: Tensor, above: Tensor, gamma: float) -> Tensor:
@@ -209,6 +252,8 @@ class TestHeatmaps:
 
     @pytest.mark.parametrize(("side", "expected"), [(28, 512), (32, 392), (224, 8), (1024, 1)])
     def test_batches_are_as_large_as_memory_lets_them(self, side: int, expected: int) -> None:
-        assert (
-            heatmap_batch_size(Transform(ResizedCentreCrop(side), side, (0.5,), (0.2,))) == expected
-        )
+        transform = Transform(ResizedCentreCrop(side), side, (0.5,), (0.2,))
+        for name in ("lenet4", "resnet18"):
+            assert heatmap_batch_size(network(name, 1), transform) == expected
+        for name in ("tf_efficientnet_lite0", "convnext_atto"):  # which take more of it
+            assert heatmap_batch_size(network(name, 1), transform) == max(1, expected // 4)

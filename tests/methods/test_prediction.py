@@ -18,6 +18,7 @@ from methods.prediction import (
     BATCH,
     BATCH_BYTES,
     KEPT_SHARE,
+    PHOTO_BATCH,
     SOURCE_BYTES,
     EvalImages,
     batch_size_for,
@@ -47,6 +48,13 @@ def test_digits_are_run_in_large_batches(side: int, channels: int) -> None:
 def test_small_photographs_are_bounded_by_what_they_become(tmp_path: Path) -> None:
     images = photos(tmp_path / "small", (218, 178))
     assert batch_size_for(transform(224), images) == BATCH_BYTES["cpu"] // (4 * 3 * 224**2)
+
+
+def test_few_photographs_are_run_at_once_where_many_would_fit(tmp_path: Path) -> None:
+    """A network for photos takes 24 times a batch of them, and more beside a training's memory."""
+    images = photos(tmp_path / "small", (112, 112))
+    assert batch_size_for(transform(96), images) == PHOTO_BATCH
+    assert batch_size_for(transform(32), images) == BATCH  # a LeNet's
 
 
 def test_large_photographs_are_bounded_by_what_they_are(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@
 #   BENCH_DATA is where the registration goes, as for every command.
 #
 #   sh results/checks/waterbirds-rebuilt/run.sh features    ten methods, five seeds, frozen network
-#   sh results/checks/waterbirds-rebuilt/run.sh finetuned   nine methods, two seeds, whole network
+#   sh results/checks/waterbirds-rebuilt/run.sh finetuned   ten methods, two seeds, whole network
 set -eu
 : "${PHOTOS:?}" "${WEIGHTS:?}" "${RESULTS:?}" "${BENCH_DATA:?}"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 name=waterbirds_rebuilt
+methods=erm,groupdro,jtt,eiil,dfr,cnc,george,exmap,nct,nct_plus
 
 if [ ! -d "$BENCH_DATA/own/$name" ]; then
     python -m bench data add "$name" "$PHOTOS" --groups place \
@@ -19,12 +20,11 @@ if [ ! -d "$BENCH_DATA/own/$name" ]; then
 fi
 case "$1" in
 features)
-    python -m bench run --methods all --datasets "$name" --seeds 5 --features \
+    python -m bench run --methods "$methods" --datasets "$name" --seeds 5 --features \
         --set backbone.weights="$WEIGHTS" --results "$RESULTS"
     ;;
-finetuned) # ExMap has no relevance rule for the layers of this network
-    python -m bench run --methods erm,groupdro,jtt,eiil,dfr,cnc,george,nct,nct_plus \
-        --datasets "$name" --seeds 2 --resolution 96 \
+finetuned)
+    python -m bench run --methods "$methods" --datasets "$name" --seeds 2 --resolution 96 \
         --set backbone.weights="$WEIGHTS" --results "$RESULTS"
     ;;
 *)
