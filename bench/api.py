@@ -616,7 +616,8 @@ def tune(
         prune: stop trials that lag behind the others.
         workers: how many trials run at once.
         log: prints a line.
-        wanted: settings (they hold in every trial), quick, results, data_root.
+        wanted: settings (they hold in every trial), preset (`paper` or a kind of data, for what is
+            not searched), quick, results, data_root.
     """
     from bench.tuning import source
 
@@ -629,6 +630,7 @@ def tune(
         seed=seed,
         quick=wanted.get("quick", False),
         prune=prune,
+        preset=wanted.get("preset", "paper"),
         overrides=_overrides(wanted.get("settings")),
     )
     return source.tune(tuning, workers=workers, log=log)
