@@ -54,6 +54,7 @@ from methods.base import get_method, load_methods
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bench.scoring import Evaluation
     from bench.tuning.summary import Summary
 
 Names = str | Sequence[str]
@@ -646,6 +647,7 @@ def report(
     methods: Names = (),
     datasets: Names = (),
     tables: Names = (),
+    external: Sequence[Evaluation] = (),
     pdf: bool = False,
 ) -> Path:
     """Write tables, figures and one page from stored runs; return the page.
@@ -659,16 +661,20 @@ def report(
         methods: the only ones to show; all of them if none is named.
         datasets: likewise.
         tables: likewise, by the names of their files.
+        external: what `bench.evaluate` returned, for a table with rows marked external.
         pdf: also build `main.pdf`, which needs pdflatex.
     """
     from bench import paper, reporting
 
+    shown_methods = _known_names(methods, "method", tuple(load_methods()))
     limits = reporting.Limits(
-        _known_names(methods, "method", tuple(load_methods())),
+        (*shown_methods, *(one.name for one in external)) if shown_methods else (),
         _known_names(datasets, "dataset", tuple(load_datasets())),
     )
     wanted = () if _joined(tables) in ("", "all") else parse_names(_joined(tables), ())
     builders = reporting.choose_tables(paper.TABLES, wanted, paper.reference())
+    if external:
+        builders = (*builders, reporting.external_results)
 
     shown = _seeds(seeds)
     if others := set(shown) - set(PUBLISHED_SEEDS):
@@ -680,6 +686,7 @@ def report(
         data_root=_data_root(data_root),
         reference=paper.reference(),
         limits=limits,
+        external=external,
     )
     log_unreadable(given.runs.unreadable)
     formats = ("svg", "pdf") if pdf else ("svg",)
