@@ -444,6 +444,15 @@ WRONG_WORDS = {
         ("birds", "birds", "--backbone", "resnet_18"),
         "unknown backbone 'resnet_18'",
     ),
+    "a negative seed": (("birds", "birds", "--split-seed", "-1"), "--split-seed must not be"),
+    "a negative resolution": (
+        ("birds", "birds", "--resolution", "-4", "--backbone", "resnet18"),
+        "--resolution must not be negative but got -4",
+    ),
+    "a resolution that is too small": (
+        ("birds", "birds", "--resolution", "5", "--backbone", "resnet18"),
+        "resolution must be at least 8",
+    ),
     "a network for rows": (
         ("birds", "birds", "--backbone", "mlp"),
         "'mlp' does not take images",
