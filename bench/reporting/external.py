@@ -81,13 +81,15 @@ def _measured(
         job = run.job
         changes = [f"{name}={value}" for name, value in sorted(job.overrides.items())]
         preset = [] if run.kind == "published" else [f"preset {job.preset}"]
-        return job.method, ", ".join((names.method_title(job.method), *preset, *changes))
+        return job.method, ", ".join((*preset, *changes))
 
     found = grouped(filter(stands, given.runs.runs), settings)
-    for (method, title), runs in sorted(found.items()):
+    for (method, variant), runs in sorted(found.items()):
         cells = []
         for metric in METRICS:
-            key, values = CellKey(method, data[0], metric), metric_values(runs, metric)
+            key = CellKey(method, data[0], metric, variant)
+            values = metric_values(runs, metric)
             none = key.empty("not a metric of this dataset")
             cells.append(key.averaged(values) if values else none)
+        title = ", ".join(filter(None, (names.method_title(method), variant)))
         yield Row((*header, "test", title, "measured"), tuple(cells), data[0], "measured")
