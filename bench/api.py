@@ -54,6 +54,7 @@ from methods.base import get_method, load_methods
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bench.scoring import Evaluation
     from bench.tuning.summary import Summary
 
 Names = str | Sequence[str]
@@ -616,7 +617,8 @@ def tune(
         prune: stop trials that lag behind the others.
         workers: how many trials run at once.
         log: prints a line.
-        wanted: settings (they hold in every trial), quick, results, data_root.
+        wanted: settings (they hold in every trial), preset (`paper` or a kind of data, for what is
+            not searched), quick, results, data_root.
     """
     from bench.tuning import source
 
@@ -629,6 +631,7 @@ def tune(
         seed=seed,
         quick=wanted.get("quick", False),
         prune=prune,
+        preset=wanted.get("preset", "paper"),
         overrides=_overrides(wanted.get("settings")),
     )
     return source.tune(tuning, workers=workers, log=log)
@@ -644,6 +647,7 @@ def report(
     methods: Names = (),
     datasets: Names = (),
     tables: Names = (),
+    external: Sequence[Evaluation] = (),
     pdf: bool = False,
 ) -> Path:
     """Write tables, figures and one page from stored runs; return the page.
@@ -657,16 +661,20 @@ def report(
         methods: the only ones to show; all of them if none is named.
         datasets: likewise.
         tables: likewise, by the names of their files.
+        external: what `bench.evaluate` returned, for a table with rows marked external.
         pdf: also build `main.pdf`, which needs pdflatex.
     """
     from bench import paper, reporting
 
+    shown_methods = _known_names(methods, "method", tuple(load_methods()))
     limits = reporting.Limits(
-        _known_names(methods, "method", tuple(load_methods())),
+        (*shown_methods, *(one.name for one in external)) if shown_methods else (),
         _known_names(datasets, "dataset", tuple(load_datasets())),
     )
     wanted = () if _joined(tables) in ("", "all") else parse_names(_joined(tables), ())
     builders = reporting.choose_tables(paper.TABLES, wanted, paper.reference())
+    if external:
+        builders = (*builders, reporting.external_results)
 
     shown = _seeds(seeds)
     if others := set(shown) - set(PUBLISHED_SEEDS):
@@ -678,6 +686,7 @@ def report(
         data_root=_data_root(data_root),
         reference=paper.reference(),
         limits=limits,
+        external=external,
     )
     log_unreadable(given.runs.unreadable)
     formats = ("svg", "pdf") if pdf else ("svg",)

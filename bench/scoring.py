@@ -2,7 +2,8 @@
 
 Predictions in a table, a function, a network or a model of ours get the metrics that a run's record
 has, by the same code, each with an interval of its own. What comes of it is called external:
-nothing is known of how it was trained, so it never stands in a paper's table.
+nothing is known of how it was trained, so it never stands in a paper's table. A report that is
+given it has it in a table of its own (`bench.report(external=...)`).
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from bench.record import Metrics
 from bench.reporting.statistics import LEVEL, RESAMPLES, worst_group_interval
 from datasets.base import SPLITS, Facts, LabelledSplit, Labels, LoadedData
 from datasets.catalogue import get_dataset
-from datasets.config import build_config
+from datasets.config import build_config, require
 from datasets.errors import UsageError
+from datasets.features import FeatureRows
 from datasets.fetch import default_data_root, use_data_root
 from datasets.images import Images, MemoryImages
 from methods.metrics import margin_score
@@ -118,10 +120,10 @@ def evaluate(
     Args:
         predictions: a table of predictions (a CSV or parquet file, or a DataFrame), an array of
             classes or of scores in the dataset's order, a function or torch module from a batch of
-            images to scores or classes, a `FittedModel` or the file or run of one, or an ONNX file.
-            A table has the columns `id` (else the dataset's order), `split` if it is of several,
-            and `class` (a name or number) or a column of scores for each class (`score_0` or
-            `score_NAME`).
+            images, or of rows (B, D), to scores or classes, a `FittedModel` or the file or run of
+            one, or an ONNX file. A table has the columns `id` (else the dataset's order), `split`
+            if it is of several, and `class` (a name or number) or a column of scores for each class
+            (`score_0` or `score_NAME`).
         dataset: its name; or `(x, y)` or `(x, y, groups)` as `bench.fit` takes them.
         split: which part of it.
         name: what the result is called; by default what the predictions are.
@@ -169,16 +171,46 @@ def _opened(predictions: Any) -> Any:
 
 
 def _onnx(path: Path) -> Callable[[Tensor], Any]:
-    """Open a network in the ONNX format; its first input takes the batch."""
+    """Open a network in the ONNX format; its first input takes the batch, its first output counts.
+
+    One that was exported for batches of one size is given such, the last of them filled up.
+    """
     try:
         import onnxruntime
     except ImportError as error:
         raise UsageError("ONNX files need onnxruntime", "pip install onnxruntime") from error
     if not path.is_file():
         raise UsageError(f"there is no file {path}", "give an ONNX file")
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    first = session.get_inputs()[0].name
-    return lambda batch: session.run(None, {first: batch.contiguous().numpy()})[0]
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no base class of their own
+        remedy = "give a network in the ONNX format with operators that onnxruntime has"
+        raise UsageError(f"{path} cannot be opened: {_first_line(error)}", remedy) from error
+    first = session.get_inputs()[0]
+    fixed = first.shape[0] if first.shape and isinstance(first.shape[0], int) else None
+
+    def run(batch: Tensor) -> Tensor:
+        outputs = []
+        for part in batch.split(fixed or len(batch)):
+            filled = torch.cat(
+                [part, part[-1:].expand((fixed or len(part)) - len(part), *part.shape[1:])]
+            )
+            try:
+                scores = session.run(None, {first.name: filled.contiguous().numpy()})[0]
+            except Exception as error:
+                raise UsageError(
+                    f"{path} cannot be run on batches of {tuple(batch.shape)}: "
+                    f"{_first_line(error)}",
+                    "its first input takes images as 32-bit floats; transform= makes others",
+                ) from error
+            outputs.append(torch.as_tensor(scores)[: len(part)])
+        return torch.cat(outputs)
+
+    return run
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _load(
@@ -223,6 +255,8 @@ def _by_function(
 ) -> tuple[Tensor, bool]:
     """Call a function or network with one batch after another."""
     images, facts = data.splits[split].images, data.facts
+    rows = isinstance(images, FeatureRows)
+    require(not rows or transform is None, "rows of features have no transform: leave it out")
     device = torch.device("cpu")
     if isinstance(function, nn.Module):
         parameter = next(function.parameters(), None)
@@ -231,7 +265,7 @@ def _by_function(
     outputs = []
     with torch.no_grad():
         for batch in batches or _by_transform(images, transform):
-            outputs.append(_call(function, batch.to(device)))
+            outputs.append(_call(function, (batch.flatten(1) if rows else batch).to(device)))
     joined = torch.cat(outputs)
     if len(joined) != len(images):
         raise UsageError(

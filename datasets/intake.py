@@ -67,6 +67,11 @@ class AddOptions:
     resolution: int = 0
     scratch: bool = False
 
+    def __post_init__(self) -> None:
+        for name, value in (("--split-seed", self.split_seed), ("--resolution", self.resolution)):
+            if value < 0:
+                raise UsageError(f"{name} must not be negative but got {value}", "leave it out")
+
 
 @dataclass(frozen=True)
 class Added:

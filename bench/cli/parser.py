@@ -229,6 +229,8 @@ def _tune(parser: ArgumentParser) -> None:
     _cluster(parser, "the workers ")
     meaning = f"a development seed (default: {DEVELOPMENT_SEED})"
     parser.add_argument("--seed", type=int, default=DEVELOPMENT_SEED, metavar="S", help=meaning)
+    meaning = "whose settings hold where nothing is searched: paper (default), or a kind of data"
+    parser.add_argument("--preset", default="paper", help=meaning)
     _features(parser)
     _overrides(parser, "a setting that holds in every trial, searched or not")
     meaning = f"after {WARM_UP} trials, stop those below the earlier ones' median of the same epoch"

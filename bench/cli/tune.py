@@ -27,6 +27,7 @@ def run(arguments: Namespace) -> int:
         seed=arguments.seed,
         quick=arguments.quick,
         prune=arguments.prune,
+        preset=arguments.preset,
         overrides={**frozen_setting(arguments), **parse_overrides(arguments.set)},
     )
     if arguments.show:

@@ -216,13 +216,16 @@ def result_line(record: Record) -> str:
         return record.failure.message if record.failure is not None else record.status.value
     found = record.shown_metrics()
     on = "validation " if shown_split(record.job.seed) == "val" else ""
-    if found.get("auroc") is not None:
+    own = record.job.data_kind == "own"  # judged by groups or classes, whatever else is known
+    if found.get("auroc") is not None and not own:
         nonpatch = found.get("auroc_nonpatch")
         more = "" if nonpatch is None else f", non-patch {nonpatch:.3f}"
         return f"{on}AUROC {found['auroc']:.3f}{more}"
     wga, average = ("-" if (v := found.get(n)) is None else f"{v:.1f}" for n in ("wga", "avg"))
     if "wga" in found:
         return f"{on}WGA {wga}, average {average}"
+    if own and found.get("worst_class") is not None:
+        return f"{on}worst class {found['worst_class']:.1f}, average {average}"
     value = found.get("selection")
     chosen = "" if value is None else f"selection {value:.3g}, "
     return f"{on}{chosen}average {average}"

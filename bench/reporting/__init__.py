@@ -23,6 +23,7 @@ from bench.reporting.collection import (
 )
 from bench.reporting.comparisons import paired_tests, training_time, worst_group_uncertainty
 from bench.reporting.extended import extended_results
+from bench.reporting.external import external_results
 from bench.reporting.figure import (
     BOARDS,
     FORMATS,
@@ -41,7 +42,7 @@ from datasets.files import CHOSEN, atomic_file, storage_errors
 
 __all__ = ["Collection", "FigureSpec", "Limits", "Outline", "Reference", "ReportInput"]
 __all__ += ["PARETO", "TRAINING_TIME", "TableBuilder", "VariantSpec", "build", "build_pdf"]
-__all__ += ["choose_tables", "collect", "make_tables"]
+__all__ += ["choose_tables", "collect", "external_results", "make_tables"]
 
 # What is in a report without any paper.
 GENERIC_TABLES: tuple[TableBuilder, ...] = (

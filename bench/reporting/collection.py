@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pandas as pd
 
@@ -42,6 +42,9 @@ from datasets.errors import BenchError, DataMissing
 from datasets.files import Damaged, to_json
 from methods.base import load_methods
 from methods.presets import PRESETS
+
+if TYPE_CHECKING:
+    from bench.scoring import Evaluation
 
 Kind = Literal["published", "variant", "smoke", "left out"]
 FIRST_PRESET = "paper"
@@ -542,6 +545,7 @@ class ReportInput:
     data_root: Path
     reference: Reference = field(default_factory=Reference)
     limits: Limits = field(default_factory=Limits)
+    external: Sequence[Evaluation] = ()  # what was made elsewhere
 
     def limited(self) -> ReportInput:
         """Return it with only the runs that are shown."""

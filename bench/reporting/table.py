@@ -17,8 +17,9 @@ from typing import Literal
 
 from bench.reporting.statistics import Comparison, seed_interval
 
-Source = Literal["measured", "paper", "expected"]
-"""Ours (runs, data, code); a paper's; or a protocol's constant that no data here confirms."""
+Source = Literal["measured", "paper", "expected", "external"]
+"""Ours (runs, data, code); a paper's; a protocol's constant that no data here confirms; or scored
+here and made elsewhere."""
 
 EMPTY = "-"
 CSV_COLUMNS = (

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 from bench.api import expand_on_disk, setting_text
 from bench.devices import choose_device
 from bench.evaluation import granted_metrics
-from bench.job import FIRST_DEVELOPMENT_SEED, Job, Request, expand, identity_changes
+from bench.job import (
+    FIRST_DEVELOPMENT_SEED,
+    KIND_PREFIX,
+    Job,
+    Request,
+    expand,
+    identity_changes,
+)
 from bench.launch import prepare
 from bench.launch.pool import run_pool
 from bench.launch.progress import progress_display
@@ -33,7 +40,7 @@ from datasets.errors import BenchError, UsageError
 from datasets.fetch import Log
 from datasets.lock import LockLost
 from methods.base import Method, Supervision, get_method
-from methods.presets import preset_config, tuned_name
+from methods.presets import KINDS, preset_config, preset_file, tuned_name
 from methods.selection import RULES, WORST_GROUP_RULES
 from methods.training import NonFiniteLoss
 
@@ -60,6 +67,7 @@ class Tuning:
     seed: int = FIRST_DEVELOPMENT_SEED  # of the trials' training, and root of the sampler's seeds
     quick: bool = False
     prune: bool = False  # stop trials that fall behind; the paper's protocol does not
+    preset: str = "paper"  # of what is not searched; or a kind of data
     overrides: Mapping[str, str] = field(default_factory=dict)  # these hold in every trial
 
     def __post_init__(self) -> None:
@@ -72,6 +80,9 @@ class Tuning:
                 f"--seed must be at least {FIRST_DEVELOPMENT_SEED} but got {self.seed}",
                 "lower seeds are for published runs, which no choice may be made on",
             )
+        if self.preset not in (known := ("paper", *KINDS)):
+            problem = f"a search cannot start from the preset '{self.preset}'"
+            raise UsageError(problem, f"choose from {', '.join(known)}")
 
     @cached_property
     def base_job(self) -> Job:
@@ -82,11 +93,20 @@ class Tuning:
         """Return the request for a run with these overrides, and this tuning's own."""
         method, dataset, seed = (self.method,), (self.dataset,), (self.seed,)
         overrides = {**drawn, **self.overrides}
-        return Request(method, dataset, seed, self.data_root, overrides=overrides, quick=self.quick)
+        named = self.data_root, self.preset
+        return Request(method, dataset, seed, *named, overrides=overrides, quick=self.quick)
 
     def job(self, drawn: Mapping[str, str]) -> Job:
         """Return the job of a trial that has drawn these overrides."""
         return replace(expand(self.request(drawn))[0], splits=SPLITS)
+
+    @property
+    def base(self) -> str:
+        """The file of presets from which a trial takes what it does not draw.
+
+        That of the dataset or, where it has none of its own, of its kind.
+        """
+        return preset_file(self.dataset, self.base_job.preset.removeprefix(KIND_PREFIX))
 
     @property
     def name(self) -> str:
@@ -126,6 +146,8 @@ class Tuning:
             "seed": self.seed,
             "pruning": self.prune,
         }
+        if self.base != self.dataset:
+            meaning["preset"] = job.preset
         return Study(self.folder, self.seed, meaning)
 
 
@@ -142,7 +164,9 @@ class StudySource:
         self._log = log
         self._method = get_method(tuning.method)
         job = tuning.base_job
-        self._facts = get_dataset(job.dataset).facts(job.dataset_config())
+        facts = get_dataset(job.dataset).facts(job.dataset_config())
+        # A search space takes the rest from the preset that the task's name stands for.
+        self._facts = replace(facts, name=tuning.base)
         self._rules = comparable_rules(job) if tuning.prune else ()
         # By the job's variant, which names the trial: the trial, and the overrides it has drawn.
         self._under_way: dict[str, tuple[Trial, dict[str, str]]] = {}
@@ -180,7 +204,7 @@ class StudySource:
         """Draw a trial's configuration from the method's search space."""
         tuning, base = self.tuning, self.tuning.base_job
         config = self._method.search_space(trial, outline_task(self._facts, base.backbone()))
-        drawn = drawn_overrides(self._method, tuning.dataset, config)
+        drawn = drawn_overrides(self._method, tuning.base, config)
         drawn = {knob: value for knob, value in drawn.items() if knob not in tuning.overrides}
         job = tuning.job(drawn)
         if job.supervision != base.supervision:
@@ -320,9 +344,9 @@ def reason_to_prune(
     )
 
 
-def drawn_overrides(method: Method, dataset: str, config: Any) -> dict[str, str]:
-    """Return a configuration as what it changes of the paper's preset."""
-    preset = as_plain(preset_config(method, dataset))
+def drawn_overrides(method: Method, base: str, config: Any) -> dict[str, str]:
+    """Return a configuration as what it changes of a dataset's preset, or of a kind's."""
+    preset = as_plain(preset_config(method, base))
     changes = identity_changes(preset, as_plain(config), f"{method.name}.")
     return {key: setting_text(drawn) for key, (_, drawn) in changes.items()}
 

@@ -91,10 +91,11 @@ class Study:
         self.meaning: dict[str, object] = self.study.user_attrs["meaning"]
         self.asked: int | None = self.study.user_attrs.get("asked")  # finished trials last wanted
         # A study that does not mention pruning was begun before there was any.
-        known, now = {"pruning": False, **self.meaning}, json.loads(json.dumps(meaning))
-        changed = [name for name in now if now[name] != known.get(name)]
+        known, now = ({"pruning": False, **one} for one in (self.meaning, meaning))
+        now = json.loads(json.dumps(now))
+        changed = [name for name in {**known, **now} if now.get(name) != known.get(name)]
         if changed:
-            what = ", ".join(f"{n} was {known.get(n)} and is {now[n]}" for n in changed)
+            what = ", ".join(f"{n} was {known.get(n)} and is {now.get(n)}" for n in changed)
             raise UsageError(
                 f"the study in {folder} is another one: {what}",
                 "give the settings it was started with, use another --results folder, or delete it",

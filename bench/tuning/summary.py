@@ -206,7 +206,7 @@ def _write_preset(tuning: Tuning, summary: Summary) -> Path:
         f"study {tuning.name}, trial {best.number}: {summary.objective} {best.value:.4f}, "
         f"seed {summary.seed}, {budget.describe()}"
     )
-    given = read_presets(tuning.dataset).get(tuning.method, {})
+    given = read_presets(tuning.base).get(tuning.method, {})
     own = {key.partition(".")[2]: study for key in best.overrides} | {
         key.partition(".")[2]: "set by hand in the study"
         for key in tuning.overrides

@@ -83,7 +83,8 @@ def read_tuned(method: str, name: str, folder: Path | None) -> dict[str, Sourced
     return None
 
 
-def _file_of(dataset: str, preset: str) -> str:
+def preset_file(dataset: str, preset: str) -> str:
+    """Return which file has a preset, as `read_presets` takes it."""
     return f"kinds/{preset}" if preset in KINDS else dataset
 
 
@@ -99,7 +100,7 @@ def has_preset(
 ) -> bool:
     """Return whether a preset has values of this method's own; arguments as of `preset_values`."""
     if preset == "paper" or preset in KINDS:
-        return method.name in read_presets(_file_of(dataset, preset))
+        return method.name in read_presets(preset_file(dataset, preset))
     name = tuned_name(method.name, dataset, quick=quick, data_kind=data_kind, frozen=frozen)
     return read_tuned(method.name, name, folder) is not None
 
@@ -128,7 +129,7 @@ def preset_values(
     if preset not in PRESETS:
         raise UsageError(f"unknown preset '{preset}'", f"choose from {', '.join(PRESETS)}")
     if preset == "paper" or preset in KINDS:
-        entries = read_presets(_file_of(dataset, preset)).get(method.name, {})
+        entries = read_presets(preset_file(dataset, preset)).get(method.name, {})
     else:
         name = tuned_name(method.name, dataset, quick=quick, data_kind=data_kind, frozen=frozen)
         found = read_tuned(method.name, name, folder)
@@ -144,5 +145,5 @@ def preset_values(
 
 
 def preset_config(method: Method, dataset: str) -> Any:
-    """Build a method's configuration from the paper's preset for a dataset."""
+    """Build a method's configuration from a dataset's preset, or a kind's (`kinds/NAME`)."""
     return build_config(method.config_type, preset_values(method, dataset), method.name)

@@ -129,24 +129,30 @@ def test_own_transform_is_given_pictures(score: Any) -> None:
     assert 0 < bright.metrics.avg < 100
 
 
+@pytest.mark.parametrize("size", ["batch", 1, 7])
 def test_onnx_goes_through_its_first_input(
-    score: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: object, score: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the interface of onnxruntime, which need not be installed."""
 
     class InferenceSession:
         def __init__(self, path: str, providers: list[str]) -> None:
             assert Path(path).name == "net.onnx" and providers
+            if not Path(path).read_text():
+                raise RuntimeError("no graph was found\nand more")
 
         def get_inputs(self) -> list[Any]:
-            return [SimpleNamespace(name="pixels")]
+            return [SimpleNamespace(name="pixels", shape=[size, 1, 32, 32])]
 
         def run(self, outputs: None, feed: dict[str, Any]) -> list[Any]:
             light = feed["pixels"].mean(axis=(1, 2, 3))
             assert feed["pixels"].dtype == np.float32
+            assert size in ("batch", len(light))
+            if feed["pixels"].shape[2:] != (32, 32):
+                raise RuntimeError("invalid dimensions\nfor the input")
             return [np.stack([-light, light], axis=1)]
 
-    (tmp_path / "net.onnx").touch()
+    (tmp_path / "net.onnx").write_text("a network")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="onnxruntime"):
         score(tmp_path / "net.onnx")
@@ -155,6 +161,27 @@ def test_onnx_goes_through_its_first_input(
     )  # type: ignore[arg-type]
     expected = score(lambda batch: (batch.mean(dim=(1, 2, 3)) > 0).long())
     assert score(tmp_path / "net.onnx").metrics == expected.metrics
+    with pytest.raises(UsageError, match=r"batches of \(64, 1, 8, 8\): invalid dimensions\n"):
+        score(tmp_path / "net.onnx", transform=lambda image: torch.zeros(1, 8, 8))
+    (tmp_path / "net.onnx").write_text("")
+    with pytest.raises(UsageError, match=r"net\.onnx cannot be opened: no graph was found\n"):
+        score(tmp_path / "net.onnx")
+
+
+def test_a_report_has_rows_marked_external(
+    kept: tuple[Store, Record], table: pd.DataFrame, score: Any, tmp_path: Path, digits_root: Path
+) -> None:
+    mine = score(table, name="mine")
+    words = {"results": kept[0].root, "data_root": digits_root, "tables": "main_results"}
+    page = bench.report(tmp_path / "r", external=[mine], methods="nct", **words)
+    rows = pd.read_csv(tmp_path / "r/tables/external_results.csv").set_index("metric")
+    assert set(rows["source"]) == {"external"} and set(rows["method"]) == {"mine"}
+    assert rows["mean"]["wga"] == pytest.approx(mine.metrics.values["wga"])
+    assert (rows["ci_low"]["wga"], rows["ci_high"]["wga"]) == mine.intervals["wga"]
+    assert "Predictions made elsewhere" in page.read_text()
+    assert "mine" not in (tmp_path / "r/tables/main_results.csv").read_text()
+    plain = bench.report(tmp_path / "plain", **words)
+    assert not (plain.parent / "tables/external_results.csv").exists()
 
 
 def test_intervals_are_the_bootstrap_of_the_report(table: pd.DataFrame, score: Any) -> None:
@@ -167,6 +194,17 @@ def test_intervals_are_the_bootstrap_of_the_report(table: pd.DataFrame, score: A
         value = found.metrics.group_accuracy[group] if "/" in name else found.metrics.get(name)
         assert value is not None and low <= value <= high, name
     assert "bootstrap over samples" in found.uncertainty
+
+
+def test_a_function_is_given_rows_as_they_are(score: Any) -> None:
+    rows = np.random.default_rng(0).normal(0, 100, (90, 3)).astype(np.float32)
+    y = (rows[:, 2] > 0).astype(int)
+    assert score(lambda batch: (batch[:, 2] > 0).long(), (rows, y)).metrics.avg == 100
+    network = torch.nn.Linear(3, 2, bias=False)
+    network.weight.data = torch.tensor([[0.0, 0.0, -1.0], [0.0, 0.0, 1.0]])
+    assert score(network, (rows, y)).metrics.avg == 100
+    with pytest.raises(BenchError, match="rows of features have no transform"):
+        score(network, (rows, y), transform=lambda image: torch.zeros(3))
 
 
 def test_average_interval_is_as_wide_as_theory_says(score: Any) -> None:

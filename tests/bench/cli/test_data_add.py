@@ -227,6 +227,19 @@ class TestFeatures:
         refused = cli("plan", "--features", "--datasets", "digits", "--data-root", "data")
         assert refused.code == 2 and "digits has rows of features" in refused.err
 
+    def test_tuning_writes_a_whole_recipe(self, home: Path, cli: Cli) -> None:
+        features_of(home / "rows.npz")
+        cli("data", "add", "rows", "rows.npz", "--data-root", "data")
+        words = ("--method", "erm", "--dataset", "rows", "--data-root", "data", "--trials", "1")
+        said = cli("tune", *words, "--quick", "--set", "erm.epochs=3")
+        assert said.code == 0, said.err
+        (file,) = Path("results/presets").iterdir()
+        preset = tomllib.loads(file.read_text())["erm"]
+        recipe = "here: one recipe for every method on data of this kind"
+        assert preset["optimizer"] == {"value": "adamw", "source": recipe}
+        assert preset["epochs"] == {"value": 3, "source": "set by hand in the study"}
+        assert preset["lr"]["source"].startswith("study erm-rows-own-quick, trial 0")
+
     def test_words_hashed_by_scikit_learn(self, home: Path, cli: Cli) -> None:
         from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -430,6 +443,15 @@ WRONG_WORDS = {
     "a network that is none": (
         ("birds", "birds", "--backbone", "resnet_18"),
         "unknown backbone 'resnet_18'",
+    ),
+    "a negative seed": (("birds", "birds", "--split-seed", "-1"), "--split-seed must not be"),
+    "a negative resolution": (
+        ("birds", "birds", "--resolution", "-4", "--backbone", "resnet18"),
+        "--resolution must not be negative but got -4",
+    ),
+    "a resolution that is too small": (
+        ("birds", "birds", "--resolution", "5", "--backbone", "resnet18"),
+        "resolution must be at least 8",
     ),
     "a network for rows": (
         ("birds", "birds", "--backbone", "mlp"),

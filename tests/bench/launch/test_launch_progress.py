@@ -72,6 +72,17 @@ def test_aurocs_too(job: Job) -> None:
     assert result_line(done(job, 0, figures=figures)) == "AUROC 0.800"
 
 
+def test_own_data_is_judged_by_groups_or_classes(job: Job) -> None:
+    values = {"auroc": 0.9, "worst_class": 55.0, "avg": 72.0}
+    own = replace(job, data_kind="own")
+    assert result_line(done(own, 0, figures={"val": {}, "test": values})) == (
+        "worst class 55.0, average 72.0"
+    )
+    assert result_line(done(own, 0, figures={"val": {}, "test": {"wga": 50.0, **values}})) == (
+        "WGA 50.0, average 72.0"
+    )
+
+
 def test_a_run_that_did_not_end_well_says_why(job: Job) -> None:
     failed = Record(job, Status.FAILED, failure=Failure("error", "made to fail"))
     assert result_line(failed) == "made to fail"

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_records import collection, failed, given, jobs, record, stage
+import torch
+from report_records import changed_jobs, collection, failed, given, jobs, record, stage
 
 from bench.provenance import Environment
-from bench.record import Unreadable
-from bench.reporting import GENERIC_TABLES, Reference
+from bench.record import Metrics, Unreadable
+from bench.reporting import GENERIC_TABLES, Collection, Reference
 from bench.reporting.comparisons import paired_tests, training_time, worst_group_uncertainty
+from bench.reporting.external import external_results
 from bench.reporting.main_table import (
     difference,
     left_out,
@@ -33,6 +35,7 @@ from bench.reporting.table import (
     mark_best,
     paired_rows,
 )
+from bench.scoring import Evaluation
 from bench.store import Store
 
 EMPTY = collection()
@@ -405,3 +408,41 @@ def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
     assert Cell("measured", mean=-0.02, signed=True).text() == "+0.0"
     assert Cell("measured", mean=-0.02).text() == "0.0"
     assert Cell("measured", mean=-0.06, signed=True).text() == "-0.1"
+
+
+def test_predictions_made_elsewhere_stand_above_runs_on_the_same_data(
+    reference: Reference,
+) -> None:
+    own = [
+        *jobs("erm", "umnist", 2),
+        *changed_jobs("erm", "umnist", (0,), lr="0.5"),
+        *changed_jobs("erm", "umnist", (100,)),
+    ]
+    runs = [
+        *collection(*(record(job, 90.0 + job.seed) for job in jobs("nct", "umnist"))).runs,
+        *collection(*(record(job, 50.0) for job in jobs("erm", "isic"))).runs,
+        *collection(*(record(job, 80.0, data_kind="own") for job in own)).runs,
+    ]
+    protocol = own[0].protocol
+
+    def made(name: str, kind: str, split: str = "test") -> Evaluation:
+        words = ("umnist", protocol, kind, split, 3, Metrics({"wga": 70.0}), {"wga": (60.0, 75.0)})
+        return Evaluation(name, *words, torch.ones(3, dtype=torch.bool))  # type: ignore[arg-type]
+
+    given_all = replace(
+        given(Collection(tuple(runs)), reference),
+        external=[made("mine", "release"), made("other", "own"), made("third", "standin", "val")],
+    )
+    table = external_results(given_all)
+    assert [(row.header[-2:], row.cells[0].mean, row.cells[0].n) for row in table.rows] == [
+        (("mine", "external"), 70.0, None),
+        (("NCT", "measured"), 92.0, 5),
+        (("other", "external"), 70.0, None),
+        (("ERM, preset paper", "measured"), 80.0, 2),
+        (("ERM, preset paper, erm.lr=0.5", "measured"), 80.0, 1),
+        (("third", "external"), 70.0, None),
+    ]
+    first = table.rows[0].cells[0]
+    assert (first.ci_low, first.ci_high, first.source) == (60.0, 75.0, "external")
+    assert "bootstrap over samples" in first.interval
+    assert not external_results(given(EMPTY, reference)).rows

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench.job import Job
@@ -30,8 +31,11 @@ from bench.record import (
 from bench.tuning.source import MAX_WORKER_DEATHS, StudySource, Tuning
 from bench.tuning.study import MAX_FAILURES, StudyFailing
 from bench.tuning.workers import submit
-from datasets.errors import BenchError
+from datasets.config import as_plain
+from datasets.errors import BenchError, UsageError
+from datasets.fetch import use_data_root
 from datasets.files import read_checked
+from datasets.intake import AddOptions, add
 from methods.base import get_method
 from methods.presets import preset_config
 from methods.training import NonFiniteLoss
@@ -261,3 +265,32 @@ def test_what_is_submitted_can_be_sent_and_ends_in_a_preset(
     again.on_complete()
     preset = Path(kept["results"]) / "presets" / f"{source.tuning.name}.toml"
     assert "study erm-umnist-standin-quick, trial 2: val_avg 82.0000" in preset.read_text()
+
+
+@pytest.mark.parametrize(
+    ("preset", "base"), [("paper", "kinds/features"), ("small", "kinds/small")]
+)
+def test_own_data_is_searched_from_the_recipe_of_its_kind(
+    preset: str, base: str, tmp_path: Path
+) -> None:
+    y = np.arange(60) % 2
+    np.savez(tmp_path / "rows.npz", x=y[:, None] + np.arange(60)[:, None] / 100, y=y)
+    add("rows", tmp_path / "rows.npz", tmp_path / "data", AddOptions())
+    use_data_root(tmp_path / "data")
+    tuning = Tuning("erm", "rows", tmp_path / "data", tmp_path, trials=20, preset=preset)
+    recipe, drawn = as_plain(preset_config(get_method("erm"), base)), set()
+    with StudySource(tuning, lambda line: None) as source:
+        for _ in range(12):
+            job = taken(source)
+            params = source._under_way[job.variant][0].params
+            assert job.config.method == recipe | params
+            drawn.add(params["batch_size"])
+    assert drawn == {32, 64, 128}, "the recipe's own and the method's default among them"
+    other = replace(tuning, preset="scratch")
+    with pytest.raises(UsageError, match=r"preset was kind-\w+ and is kind-scratch"):
+        other.open()
+
+
+def test_a_search_starts_from_no_tuned_preset(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot start from the preset 'tuned'"):
+        Tuning("erm", "umnist", tmp_path, tmp_path, preset="tuned")
