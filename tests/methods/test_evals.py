@@ -96,6 +96,12 @@ class TestFit:
         assert fitted.selection is not None and fitted.selection.rule == "val_wga"
         assert "environment_sizes" not in fitted.details["evals"]
 
+    def test_classes_can_choose(self, toy_task: Task, make_context: MakeContext) -> None:
+        config = replace(CONFIG, selection="val_worst_class")
+        fitted = Evals().fit(toy_task, config, make_context())
+        assert fitted.selection is not None and fitted.selection.rule == "val_worst_class"
+        assert "environment_sizes" not in fitted.details["evals"]
+
     def test_one_environment_is_reported(
         self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
