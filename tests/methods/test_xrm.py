@@ -85,13 +85,15 @@ class TestLoss:
         loss(Fixed(one_hot_logits([0, 0]), one_hot_logits([0, 0])), batch_of(y))
         assert loss.labels.tolist() == [0, 0], "a label can return to what it was"
 
-    def test_a_label_that_was_flipped_stays_so_until_it_is_flipped_again(self) -> None:
+    def test_a_label_that_was_flipped_stays_so_and_is_learnt(self) -> None:
+        """Of two samples of one class the second pass makes two classes, each with its mean."""
         y = torch.tensor([0, 0])
         loss = CrossRisk(y, torch.tensor([0, 1]), 3)
         loss(Fixed(one_hot_logits([1, 1]), one_hot_logits([2, 2])), batch_of(y))
         guesses = torch.zeros(2, 3)
-        loss(Fixed(guesses, guesses), batch_of(y))
+        value = loss(Fixed(guesses, guesses), batch_of(y))
         assert loss.labels.tolist() == [2, 1]
+        assert float(value.detach()) == pytest.approx(2 * torch.tensor(3.0).log().item())
 
     def test_flips_go_by_the_outputs_before_the_step(self) -> None:
         """The loss of a batch is of the labels before its flips; no second pass is made."""
