@@ -109,6 +109,9 @@ class TestGeneralisedCrossEntropy:
 
 
 def test_the_loss_is_the_mean_of_weighted_losses_and_the_biased_networks_own() -> None:
+    """Both networks are shown the images as they are; the authors' divides digits by 255 again."""
+    images, seen = torch.rand(6, 1), []
+
     class Given(nn.Module):
         def __init__(self, seed: int) -> None:
             super().__init__()
@@ -116,11 +119,13 @@ def test_the_loss_is_the_mean_of_weighted_losses_and_the_biased_networks_own() -
             self.values = nn.Parameter(torch.randn(6, 2, generator=generator))
 
         def forward(self, images: Tensor) -> Tensor:
+            seen.append(images)
             return self.values
 
     biased, model = Given(0), Given(1)
     loss = FailureLoss(biased, Y, 2, 0.7)  # type: ignore[arg-type]
-    value = loss(model, Batch(torch.zeros(6, 1), Y, ALL))
+    value = loss(model, Batch(images, Y, ALL))
+    assert len(seen) == 2 and all(torch.equal(own, images) for own in seen)
     losses = functional.cross_entropy(model.values, Y, reduction="none")
     own = generalised_cross_entropy(biased.values, Y, 0.7).mean()
     torch.testing.assert_close(value, (loss.weights(ALL) * losses).mean() + own)
