@@ -110,7 +110,8 @@ class TestGeneralisedCrossEntropy:
 
 def test_the_loss_is_the_mean_of_weighted_losses_and_the_biased_networks_own() -> None:
     """Both networks are shown the images as they are; the authors' divides digits by 255 again."""
-    images, seen = torch.rand(6, 1), []
+    images = torch.rand(6, 1)
+    seen: list[Tensor] = []
 
     class Given(nn.Module):
         def __init__(self, seed: int) -> None:
