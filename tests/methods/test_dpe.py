@@ -132,7 +132,7 @@ class TestFit:
         self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         drawn: list[Tensor] = []
-        rules: list[Selection] = []
+        given: list[tuple[Tensor, Selection]] = []
 
         def even(cells: Tensor, generator: torch.Generator) -> Tensor:
             drawn.append(smallest_subset(cells, generator))
@@ -140,7 +140,7 @@ class TestFit:
             return drawn[-1]
 
         def noted(data: Any, earlier: Tensor, config: Any, rule: Selection, ctx: Any) -> Any:
-            rules.append(rule)
+            given.append((data.features, rule))
             return fit_prototypes(data, earlier, config, rule, ctx)
 
         monkeypatch.setattr("methods.dpe.smallest_subset", even)
@@ -152,10 +152,16 @@ class TestFit:
         fitted = Dpe().fit(task, CONFIG, make_context())
         assert [len(own) for own in drawn] == [16, 16, 16]
         assert not torch.equal(drawn[0].sort().values, drawn[1].sort().values)
-        assert all(rule.latest_of_equals for rule in rules)
-        outputs = predict_with(fitted.module, EvalImages(task.val.images, task.eval_transform))
+        features, rule = given[0]
+        assert rule.latest_of_equals
+        network, images = fitted.module, EvalImages(task.val.images, task.eval_transform)
+        assert isinstance(network, PrototypeNetwork)
+        raw = predict_with(network.backbone, images)
+        torch.testing.assert_close(features, standardised(raw))
+        outputs = predict_with(network, images)
+        torch.testing.assert_close(outputs, network.scores(features))
         assert fitted.selection is not None
-        assert fitted.selection.value == pytest.approx(rules[0].score(outputs))
+        assert fitted.selection.value == pytest.approx(rule.score(outputs))
 
     def test_with_groups_these_are_balanced(
         self, toy_task: Task, selecting_task: Task, make_context: MakeContext
