@@ -97,7 +97,7 @@ class BalancedMethod(SingleNetworkMethod, Method):
         return FittedClassifier(model, selection=selected, details={"balanced": facts})
 
     def search_space(self, trial: Any, task: Task) -> BalancedConfig:
-        """Search the authors' ranges of rate, weight decay and batch size."""
+        """Search the authors' ranges, and rates beyond them for small networks."""
         preset: BalancedConfig = preset_config(self, task.name)
         return replace(
             preset,

@@ -65,9 +65,9 @@ class EvalsConfig:
     inference_steps: int = 20_000
     inference_lr: float = 1e-2
     inference_eps: float = 1e-8
-    selection: Literal["worst_environment", "val_wga", "val_worst_auroc", "val_avg"] = (
-        "worst_environment"
-    )
+    selection: Literal[
+        "worst_environment", "val_wga", "val_worst_auroc", "val_worst_class", "val_avg"
+    ] = "worst_environment"
 
     def __post_init__(self) -> None:
         require(

@@ -12,9 +12,10 @@ Deviations: features are taken once, in evaluation mode and without augmentation
     optimiser never reads it. Dropout is on features alone; theirs puts the whole network into
     training mode, which changes its batch-norm statistics while it scores. All combinations of
     count, rate and checkpoint are fitted within one run; of fits that the rule finds equal the more
-    accurate one is kept, then the first. Ties go to the sample that comes first,
-    and a count beyond the half is all of it. Their first release compared the early model with
-    itself; this is the corrected one.
+    accurate one is kept, then the first, where theirs is the last. CB-LLR's rate is chosen as well;
+    theirs is the base model's. Ties go to the sample that comes first, and a count beyond the half
+    is all of it. Their first release compared the early model with itself; this is the corrected
+    one.
 """
 
 from __future__ import annotations

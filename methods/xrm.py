@@ -256,7 +256,7 @@ class Xrm(RobustMethod):
         return fitted
 
     def search_space(self, trial: Any, task: Task) -> XrmConfig:
-        """Search the authors' ranges of both phases."""
+        """Search the authors' ranges of both phases; rates beyond them, for small networks."""
         preset: XrmConfig = preset_config(self, task.name)
         return replace(
             preset,

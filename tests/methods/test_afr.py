@@ -21,9 +21,11 @@ from methods.afr import (
     descend,
     sample_weights,
     split_training,
+    train_base,
 )
 from methods.base import Supervision
 from methods.optimisation import TrainConfig
+from methods.prediction import EvalImages, predict_with
 from methods.training import Training
 
 MakeContext = Callable[..., RunContext]
@@ -142,6 +144,39 @@ class TestFit:
         assert facts["held_out"] == 12 and len(seen[0]) == 48
         assert 1 <= facts["effective_size"] <= 12 and 1 <= facts["step"] <= 20
         assert facts["gamma"] in CONFIG.gammas and facts["penalty"] in CONFIG.penalties
+
+    def test_weights_are_by_the_base_models_probability_of_the_true_class(
+        self, selecting_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given: list[Tensor] = []
+
+        def noted(probability: Tensor, y: Tensor, gamma: float) -> Tensor:
+            given.append(probability)
+            return sample_weights(probability, y, gamma)
+
+        monkeypatch.setattr("methods.afr.sample_weights", noted)
+        config = replace(CONFIG, base=replace(BASE, lr=1e-6))  # so that it errs
+        facts = Afr().fit(selecting_task, config, make_context("run")).details["afr"]
+        part = selecting_task.train.subset(split_training(60, 0.2, 21)[1])
+        base = train_base(selecting_task, config, make_context("again"))
+        logits = predict_with(base, EvalImages(part.images, selecting_task.eval_transform))
+        expected = logits.softmax(dim=1).gather(1, part.y[:, None])[:, 0]
+        for probability in given:
+            torch.testing.assert_close(probability, expected)
+        errors = int((logits.argmax(dim=1) != part.y).sum())
+        assert facts["base_errors"] == errors > 0  # or the largest probability were the true one's
+        weights = sample_weights(expected, part.y, facts["gamma"])
+        size = float(1 / weights.square().sum())
+        assert facts["effective_size"] == pytest.approx(size, rel=1e-4)
+
+    def test_descent_begins_at_the_base_models_last_layer(
+        self, selecting_task: Task, make_context: MakeContext
+    ) -> None:
+        """The authors' notebook puts a second layer, with random values, behind it."""
+        fitted = Afr().fit(selecting_task, replace(CONFIG, head_lr=1e-9), make_context("run"))
+        base = train_base(selecting_task, CONFIG, make_context("again"))
+        for mine, own in zip(fitted.module.head.parameters(), base.head.parameters(), strict=True):
+            torch.testing.assert_close(mine, own)
 
     def test_the_split_is_the_same_for_every_seed_and_the_base_model_is_not(
         self, selecting_task: Task, make_context: MakeContext

@@ -14,6 +14,7 @@ from torch.nn import functional
 from bench.context import RunContext
 from datasets.base import GroupLabelsHidden, Task
 from datasets.errors import UsageError
+from methods.balanced import smallest_subset
 from methods.base import Supervision
 from methods.dpe import (
     Dpe,
@@ -26,6 +27,7 @@ from methods.dpe import (
     standardised,
 )
 from methods.erm import ErmConfig
+from methods.prediction import EvalImages, predict_with
 from methods.selection import Selection
 
 MakeContext = Callable[..., RunContext]
@@ -125,6 +127,41 @@ class TestFit:
         assert fitted.details["dpe"] == {"subset": 40}  # both classes have 20 of 40 samples
         assert fitted.selection is not None and fitted.selection.rule == "val_worst_class"
         assert [stage.name for stage in ctx.stage_costs] == ["erm"]
+
+    def test_each_prototype_has_an_even_draw_and_what_is_kept_is_what_was_chosen(
+        self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drawn: list[Tensor] = []
+        given: list[tuple[Tensor, Selection]] = []
+
+        def even(cells: Tensor, generator: torch.Generator) -> Tensor:
+            drawn.append(smallest_subset(cells, generator))
+            assert torch.equal(cells, task.val.y)
+            return drawn[-1]
+
+        def noted(data: Any, earlier: Tensor, config: Any, rule: Selection, ctx: Any) -> Any:
+            given.append((data.features, rule))
+            return fit_prototypes(data, earlier, config, rule, ctx)
+
+        monkeypatch.setattr("methods.dpe.smallest_subset", even)
+        monkeypatch.setattr("methods.dpe.fit_prototypes", noted)
+        val = toy_task.val
+        y = (val.ids % 5 > 0).long()  # 8 of 40 are 0
+        uneven = type(val)("val", val.images, y, val.ids, None)
+        task = replace(toy_task, val=uneven)
+        fitted = Dpe().fit(task, CONFIG, make_context())
+        assert [len(own) for own in drawn] == [16, 16, 16]
+        assert not torch.equal(drawn[0].sort().values, drawn[1].sort().values)
+        features, rule = given[0]
+        assert rule.latest_of_equals
+        network, images = fitted.module, EvalImages(task.val.images, task.eval_transform)
+        assert isinstance(network, PrototypeNetwork)
+        raw = predict_with(network.backbone, images)
+        torch.testing.assert_close(features, standardised(raw))
+        outputs = predict_with(network, images)
+        torch.testing.assert_close(outputs, network.scores(features))
+        assert fitted.selection is not None
+        assert fitted.selection.value == pytest.approx(rule.score(outputs))
 
     def test_with_groups_these_are_balanced(
         self, toy_task: Task, selecting_task: Task, make_context: MakeContext

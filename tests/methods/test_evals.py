@@ -16,8 +16,11 @@ from datasets.base import GroupLabelsHidden, Task
 from datasets.errors import UsageError
 from methods.afr import Head
 from methods.base import Supervision
-from methods.erm import ErmConfig
+from methods.erm import ErmConfig, train_erm
 from methods.evals import Evals, EvalsConfig, environment_rule, extremes, fit_heads
+from methods.prediction import EvalImages, predict_with
+from methods.selection import Selection, selection
+from methods.self import halve
 
 MakeContext = Callable[..., RunContext]
 CONFIG = EvalsConfig(
@@ -44,14 +47,16 @@ def test_the_highest_and_the_lowest_losses_of_each_class_are_taken() -> None:
 
 
 def test_fits_side_by_side_are_those_of_adam_one_by_one() -> None:
+    """The rate is halved after 85% of the epochs."""
     features, y = some(20, 4), torch.arange(20) % 3
-    start = Head(some(3, 4, 1), some(1, 3, 2)[0])
-    *_, both = fit_heads(features, y, start, CONFIG, torch.Generator().manual_seed(5))
+    start, config = Head(some(3, 4, 1), some(1, 3, 2)[0]), replace(CONFIG, epochs=7, lr=0.05)
+    *_, both = fit_heads(features, y, start, config, torch.Generator().manual_seed(5))
     for number, l1 in enumerate(CONFIG.l1):
         weight, bias = (part.clone().requires_grad_() for part in (start.weight, start.bias))
-        solver = torch.optim.Adam([weight, bias], lr=CONFIG.lr, weight_decay=CONFIG.weight_decay)
+        solver = torch.optim.Adam([weight, bias], lr=config.lr, weight_decay=config.weight_decay)
         generator = torch.Generator().manual_seed(5)
-        for _ in range(CONFIG.epochs):
+        for epoch in range(config.epochs):
+            solver.param_groups[0]["lr"] = config.lr / (2 if epoch == 6 else 1)
             for index in torch.randperm(20, generator=generator).split(8):
                 solver.zero_grad()
                 loss = functional.cross_entropy(features[index] @ weight.T + bias, y[index])
@@ -94,6 +99,51 @@ class TestFit:
             Evals().fit(toy_task, config, make_context("hidden"))
         fitted = Evals().fit(selecting_task, config, make_context("granted"))
         assert fitted.selection is not None and fitted.selection.rule == "val_wga"
+        assert "environment_sizes" not in fitted.details["evals"]
+
+    @pytest.mark.parametrize("labelled", [False, True])
+    def test_extremes_of_one_half_are_fitted_on_and_the_other_half_chooses(
+        self,
+        selecting_task: Task,
+        make_context: MakeContext,
+        monkeypatch: pytest.MonkeyPatch,
+        labelled: bool,
+    ) -> None:
+        rules: list[tuple[Tensor, Tensor, Selection]] = []
+        sizes: list[int] = []
+
+        def inferred(logits: Tensor, y: Tensor, *rest: Any) -> Any:
+            rule, found = environment_rule(logits, y, *rest)
+            rules.append((logits, y, rule))
+            return rule, found
+
+        def fits(features: Tensor, y: Tensor, *rest: Any) -> Any:
+            sizes.append(len(y))
+            return fit_heads(features, y, *rest)
+
+        monkeypatch.setattr("methods.evals.environment_rule", inferred)
+        monkeypatch.setattr("methods.evals.fit_heads", fits)
+        ctx, val = make_context(), selecting_task.val
+        config = replace(CONFIG, selection="val_wga") if labelled else CONFIG
+        fitted = Evals().fit(selecting_task, config, ctx)
+        assert sizes == [2 * 2 * 3, 2 * 2 * 5]
+        generator = torch.Generator().manual_seed(ctx.seed("evals", "halves"))
+        other = val.subset(halve(len(val), generator)[1])
+        images = EvalImages(other.images, selecting_task.eval_transform)
+        rule = selection("val_wga", replace(selecting_task, val=other))
+        if not labelled:
+            (logits, y, rule) = rules[0]
+            erm = train_erm(selecting_task, config.erm, ctx).module
+            torch.testing.assert_close(logits, predict_with(erm, images))
+            assert torch.equal(y, other.y)
+        assert fitted.selection is not None
+        outputs = predict_with(fitted.module, images)
+        assert fitted.selection.value == pytest.approx(rule.score(outputs))
+
+    def test_classes_can_choose(self, toy_task: Task, make_context: MakeContext) -> None:
+        config = replace(CONFIG, selection="val_worst_class")
+        fitted = Evals().fit(toy_task, config, make_context())
+        assert fitted.selection is not None and fitted.selection.rule == "val_worst_class"
         assert "environment_sizes" not in fitted.details["evals"]
 
     def test_one_environment_is_reported(

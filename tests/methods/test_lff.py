@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from methods.lff import (
     LossAverages,
     generalised_cross_entropy,
 )
-from methods.training import Batch
+from methods.training import Batch, Training
 
 MakeContext = Callable[..., RunContext]
 CONFIG = LffConfig(epochs=2, batch_size=16, lr=0.02)
@@ -56,6 +57,7 @@ class TestAverages:
         kept = LossAverages(Y, 2)
         kept.update(torch.tensor([0, 1, 3]), torch.tensor([0.5, 2.0, 8.0]))  # the rest is unseen
         assert kept.scaled(torch.tensor([0, 1, 3])).tolist() == pytest.approx([0.25, 1.0, 1.0])
+        assert kept.scaled(torch.tensor([0])).tolist() == pytest.approx([0.25])  # not of the batch
 
     def test_they_and_what_was_visited_are_part_of_a_checkpoint(self) -> None:
         names = set(loss_with([1.0] * 6, [1.0] * 6).state_dict())
@@ -109,6 +111,10 @@ class TestGeneralisedCrossEntropy:
 
 
 def test_the_loss_is_the_mean_of_weighted_losses_and_the_biased_networks_own() -> None:
+    """Both networks are shown the images as they are; the authors' divides digits by 255 again."""
+    images = torch.rand(6, 1)
+    seen: list[Tensor] = []
+
     class Given(nn.Module):
         def __init__(self, seed: int) -> None:
             super().__init__()
@@ -116,11 +122,16 @@ def test_the_loss_is_the_mean_of_weighted_losses_and_the_biased_networks_own() -
             self.values = nn.Parameter(torch.randn(6, 2, generator=generator))
 
         def forward(self, images: Tensor) -> Tensor:
+            seen.append(images)
             return self.values
 
     biased, model = Given(0), Given(1)
     loss = FailureLoss(biased, Y, 2, 0.7)  # type: ignore[arg-type]
-    value = loss(model, Batch(torch.zeros(6, 1), Y, ALL))
+    value = loss(model, Batch(images, Y, ALL))
+    assert len(seen) == 2 and all(torch.equal(own, images) for own in seen)
+    for network, kept in ((biased, loss.biased_losses), (model, loss.debiased_losses)):
+        plain = functional.cross_entropy(network.values, Y, reduction="none")
+        torch.testing.assert_close(kept.averages, plain.detach())
     losses = functional.cross_entropy(model.values, Y, reduction="none")
     own = generalised_cross_entropy(biased.values, Y, 0.7).mean()
     torch.testing.assert_close(value, (loss.weights(ALL) * losses).mean() + own)
@@ -130,8 +141,40 @@ def test_the_loss_is_the_mean_of_weighted_losses_and_the_biased_networks_own() -
     torch.testing.assert_close(model.values.grad, expected)
 
 
+@pytest.fixture
+def objectives(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The losses of the trainings of a test."""
+    found: list[Any] = []
+    run = Training.run
+
+    def noted(self: Training) -> Any:
+        found.append(self.objective)
+        return run(self)
+
+    monkeypatch.setattr(Training, "run", noted)
+    return found
+
+
 @pytest.mark.usefixtures("small_networks")
 class TestFit:
+    @pytest.mark.parametrize("head_only", [False, True])
+    def test_the_biased_network_is_trained_as_the_classifier_is(
+        self,
+        toy_task: Task,
+        make_context: MakeContext,
+        small_networks: Callable[..., Classifier],
+        objectives: list[Any],
+        head_only: bool,
+    ) -> None:
+        """With `head_only` its backbone is left alone, statistics of batch-norms included."""
+        ctx = make_context()
+        Lff().fit(toy_task, replace(CONFIG, head_only=head_only), ctx)
+        biased, fresh = objectives[0].biased, small_networks(toy_task, ctx, "lff-biased")
+        assert not torch.equal(biased.head.weight, fresh.head.weight)
+        both = zip(biased.backbone.parameters(), fresh.backbone.parameters(), strict=True)
+        assert all(torch.equal(mine, other) == head_only for mine, other in both)
+        assert biased.backbone.training == (not head_only)
+
     def test_both_networks_are_trained_and_the_classifier_is_what_is_kept(
         self, toy_task: Task, make_context: MakeContext, small_networks: Callable[..., Classifier]
     ) -> None:

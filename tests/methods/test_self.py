@@ -17,6 +17,7 @@ from datasets.errors import UsageError
 from methods.afr import Head
 from methods.base import Supervision
 from methods.optimisation import TrainConfig
+from methods.prediction import EvalImages, predict_with
 from methods.self import (
     CbLlr,
     CbLlrConfig,
@@ -29,6 +30,7 @@ from methods.self import (
     highest,
     train_base,
 )
+from methods.training import Training
 
 MakeContext = Callable[..., RunContext]
 BASE = TrainConfig(epochs=10, batch_size=16, lr=0.02, selection="last")
@@ -106,6 +108,99 @@ class TestFit:
             shorter = replace(CONFIG, base=replace(BASE, epochs=epochs))
             own = train_base(selecting_task, shorter, make_context(f"{epochs}"))[100]
             assert torch.equal(models[mark].head.weight, own.head.weight)
+
+    def test_the_base_model_meets_the_classes_equally_often(
+        self, selecting_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        samplers: list[Any] = []
+        run = Training.run
+
+        def noted(self: Training) -> Any:
+            samplers.append(self.sampler)
+            return run(self)
+
+        monkeypatch.setattr(Training, "run", noted)
+        y = selecting_task.train.y
+        rare = torch.cat([(y == 0).nonzero()[:4, 0], (y == 1).nonzero()[:, 0]])
+        task = replace(selecting_task, train=selecting_task.train.subset(rare))
+        train_base(task, CONFIG, make_context())
+        drawn = [samplers[0](e, torch.Generator().manual_seed(e)) for e in range(50)]
+        assert float(task.train.y[torch.cat(drawn)].double().mean()) == pytest.approx(0.5, abs=0.05)
+
+    def test_one_half_is_fitted_on_and_the_other_chooses(
+        self, selecting_task: Task, make_context: MakeContext
+    ) -> None:
+        val, ctx = selecting_task.val, make_context()
+        generator = torch.Generator().manual_seed(ctx.seed("self", "halves"))
+        first, second = halve(len(val), generator)
+        for method, config in ((SelfSelective(), CONFIG), (CbLlr(), CONTROL)):
+            fits = method.prepare(selecting_task, config, ctx)
+            assert torch.equal(fits.half.ids, val.ids[first])
+            assert torch.equal(fits.held_out_y, val.y[second])
+            for part, given in ((first, fits.features), (second, fits.held_out)):
+                images = EvalImages(val.subset(part).images, selecting_task.eval_transform)
+                torch.testing.assert_close(given, predict_with(fits.network.backbone, images))
+            assert fits.rule.score(functional.one_hot(val.y[second], 2).float()) == 100.0
+            fitted = method.fit(selecting_task, config, ctx)
+            outputs = functional.linear(fits.held_out, *fitted.module.head.parameters())
+            assert fitted.selection is not None
+            assert fitted.selection.value == fits.rule.score(outputs.detach())
+
+    def test_fine_tuning_begins_at_the_base_models_last_layer(
+        self, selecting_task: Task, make_context: MakeContext
+    ) -> None:
+        ctx = make_context()
+        fitted = SelfSelective().fit(selecting_task, replace(CONFIG, lrs=(1e-9,)), ctx)
+        base = train_base(selecting_task, CONFIG, ctx)[100]
+        torch.testing.assert_close(fitted.module.head.weight, base.head.weight)
+
+    @pytest.mark.parametrize("variant", ["es_disagreement", "dropout_disagreement"])
+    def test_another_model_is_what_the_final_one_is_compared_with(
+        self,
+        selecting_task: Task,
+        make_context: MakeContext,
+        monkeypatch: pytest.MonkeyPatch,
+        variant: Any,
+    ) -> None:
+        """The other is the target of the divergence, and never the final model itself."""
+        given: list[tuple[Tensor, Tensor]] = []
+
+        def noted(target: Tensor, final: Tensor) -> Tensor:
+            given.append((target, final))
+            return disagreement(target, final)
+
+        monkeypatch.setattr("methods.self.disagreement", noted)
+        ctx, config = make_context(), replace(CONFIG, variant=variant)
+        SelfSelective().fit(selecting_task, config, ctx)
+        fits = SelfSelective().prepare(selecting_task, config, ctx)
+        final = functional.linear(fits.features, fits.head.weight, fits.head.bias)
+        assert len(given) == 3
+        for target, own in given:
+            torch.testing.assert_close(own, final)
+            assert float(disagreement(target, own).max()) > 0
+
+    @pytest.mark.parametrize("variant", ["misclassification", "es_misclassification"])
+    def test_the_highest_losses_are_chosen(
+        self,
+        selecting_task: Task,
+        make_context: MakeContext,
+        monkeypatch: pytest.MonkeyPatch,
+        variant: Any,
+    ) -> None:
+        given: list[Tensor] = []
+
+        def noted(scores: Tensor, count: int) -> Tensor:
+            given.append(scores)
+            return highest(scores, count)
+
+        monkeypatch.setattr("methods.self.highest", noted)
+        ctx, config = make_context(), replace(CONFIG, variant=variant, checkpoints=(20,))
+        SelfSelective().fit(selecting_task, config, ctx)
+        fits = SelfSelective().prepare(selecting_task, config, ctx)
+        model = fits.early[20] if variant.startswith("es_") else fits.network
+        outputs = predict_with(model, EvalImages(fits.half.images, selecting_task.eval_transform))
+        expected = functional.cross_entropy(outputs, fits.half.y, reduction="none")
+        torch.testing.assert_close(given[0], expected)
 
     @pytest.mark.parametrize(
         "variant",

@@ -85,6 +85,16 @@ class TestLoss:
         loss(Fixed(one_hot_logits([0, 0]), one_hot_logits([0, 0])), batch_of(y))
         assert loss.labels.tolist() == [0, 0], "a label can return to what it was"
 
+    def test_a_label_that_was_flipped_stays_so_and_is_learnt(self) -> None:
+        """Of two samples of one class the second pass makes two classes, each with its mean."""
+        y = torch.tensor([0, 0])
+        loss = CrossRisk(y, torch.tensor([0, 1]), 3)
+        loss(Fixed(one_hot_logits([1, 1]), one_hot_logits([2, 2])), batch_of(y))
+        guesses = torch.zeros(2, 3)
+        value = loss(Fixed(guesses, guesses), batch_of(y))
+        assert loss.labels.tolist() == [2, 1]
+        assert float(value.detach()) == pytest.approx(2 * torch.tensor(3.0).log().item())
+
     def test_flips_go_by_the_outputs_before_the_step(self) -> None:
         """The loss of a batch is of the labels before its flips; no second pass is made."""
         y = torch.tensor([0, 1])
@@ -172,6 +182,37 @@ class TestFit:
         assert fitted.details["xrm"]["flipped_labels"] > 0
         assert torch.equal(given[0], toy_task.train.y) and torch.equal(given[1], toy_task.val.y)
 
+    def test_a_fair_coin_of_the_seed_gives_each_sample_to_a_twin(
+        self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        owners: list[Tensor] = []
+
+        class Noted(CrossRisk):
+            def __init__(self, y: Tensor, owner: Tensor, classes: int) -> None:
+                owners.append(owner)
+                super().__init__(y, owner, classes)
+
+        monkeypatch.setattr("methods.xrm.CrossRisk", Noted)
+        for seed in (0, 1):
+            Xrm().fit(toy_task, CONFIG, make_context(f"s{seed}", seed))
+        for owner in owners:
+            assert float(owner.double().mean()) == pytest.approx(0.5, abs=0.2)
+        assert not torch.equal(*owners)
+
+    def test_linear_twins_start_from_zero(
+        self, toy_task: Task, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given: list[Tensor] = []
+
+        def noted(outputs: Tensor, y: Tensor) -> Tensor:
+            given.append(outputs)
+            return mistaken(outputs, y)
+
+        monkeypatch.setattr("methods.xrm.mistaken", noted)
+        hardly_moved = replace(TWIN, frozen=True, epochs=1, lr=1e-9)
+        Xrm().fit(toy_task, replace(CONFIG, twins=hardly_moved), make_context())
+        assert all(float(outputs.abs().max()) < 1e-5 for outputs in given)
+
     @pytest.mark.parametrize("wrong", [0, 60])
     def test_one_environment_is_reported_and_trained_on(
         self,
@@ -202,6 +243,35 @@ class TestFit:
         Xrm().fit(toy_task, CONFIG, make_context())
         twins, second = rules
         assert twins.always_last and second.latest_of_equals
+
+    @pytest.mark.parametrize("lacking", [False, True])
+    def test_both_environments_of_validation_count(
+        self,
+        toy_task: Task,
+        make_context: MakeContext,
+        monkeypatch: pytest.MonkeyPatch,
+        lacking: bool,
+    ) -> None:
+        """The epoch goes by the worst class in an environment; a lacking one is degenerate too."""
+        rules: list[Any] = []
+        run, held_out = Training.run, len(toy_task.val)
+
+        def noted(self: Training) -> Any:
+            rules.append(self.select)
+            return run(self)
+
+        def in_turn(outputs: Tensor, y: Tensor) -> Tensor:
+            found = torch.arange(len(y)) // 2 % 2
+            return found * 0 if lacking and len(y) == held_out else found
+
+        monkeypatch.setattr(Training, "run", noted)
+        monkeypatch.setattr("methods.xrm.mistaken", in_turn)
+        fitted = Xrm().fit(toy_task, CONFIG, make_context())
+        assert fitted.details["xrm"]["degenerate"] == lacking
+        y = toy_task.val.y
+        wrong = (torch.arange(held_out) // 2 % 2 == 1) & (y == 1)
+        outputs = functional.one_hot(torch.where(wrong, 1 - y, y), 2).float()
+        assert rules[1].score(outputs) == (50.0 if lacking else 0.0)
 
     def test_the_backbone_can_stay_as_it_is(
         self,
