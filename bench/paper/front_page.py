@@ -209,21 +209,19 @@ def _not_run() -> str:
 def _how() -> str:
     seeds = sorted({len(s.values) for name in load_datasets() for s in scores(name).values()})
     span = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
-    earlier = sorted(
-        method_title(name)
-        for name in {s.method for d in load_datasets() for s in scores(d).values()}
-        if any(
-            scores(d)[name].version < get_method(name).version_of(get_method(name).config_type())
-            for d in load_datasets()
-            if name in scores(d)
-        )
-    )
-    late = (
-        f" {', '.join(earlier)}: runs of an earlier version; today's differs (docs/protocol.md)."
-        if earlier
-        else ""
-    )
+    earlier = []
+    for dataset in load_datasets():
+        old = [method_title(s.method) for s in scores(dataset).values() if s.version < _today(s)]
+        earlier += [f"{', '.join(sorted(old))} on {dataset_title(dataset)}"] if old else []
+    late = ""
+    if earlier:
+        late = f" Of an earlier version until all runs of today's are made: {'; '.join(earlier)}."
     return f"Mean ± standard deviation over {span} seeds, on test images.{late}"
+
+
+def _today(score: Score) -> int:
+    method = get_method(score.method)
+    return method.version_of(method.config_type())
 
 
 def committed_table(name: str) -> list[dict[str, str]]:

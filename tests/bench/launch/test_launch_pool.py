@@ -458,6 +458,8 @@ def test_nothing_outlives_the_launcher(
         start_new_session=True,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job ignores Ctrl-C, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     store = Store(results)
 

@@ -190,6 +190,13 @@ def kill_half_way(
     assert 2 < count_finished(folder) < trials
 
 
+def reopened(folder: Path) -> Study:
+    """The study of a folder, by what it says itself of its meaning."""
+    lines = (folder / "journal.log").read_text(encoding="utf-8").splitlines()
+    told = [entry["user_attr"] for entry in map(json.loads, lines) if "user_attr" in entry]
+    return Study(folder, 100, next(one["meaning"] for one in told if "meaning" in one))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["nct", "jtt"])
 def test_two_workers_killed_half_way_and_resumed(
@@ -199,7 +206,7 @@ def test_two_workers_killed_half_way_and_resumed(
     folder = tmp_path / "studies" / f"{method}-umnist-standin-quick"
     kill_half_way(command, folder, wait_until, TRIALS)
     assert subprocess.run([sys.executable, "-m", "bench", *command]).returncode == 0
-    study = Study(folder, 100, {})
+    study = reopened(folder)
     assert len(study.finished()) == TRIALS
     assert study.trials("RUNNING", "WAITING") == []
     assert len({json.dumps(trial.params) for trial in study.finished()}) == TRIALS
