@@ -216,6 +216,10 @@ def expected_totals(jobs: Sequence[Job], known: Mapping[str, StageSeconds]) -> E
     return ExpectedCost(standalone - saved, standalone, unknown)
 
 
+START_SECONDS = 10.0
+"""About what it takes to start processes and to load a dataset."""
+
+
 def describe_expected(cost: ExpectedCost, known: Mapping[str, StageSeconds], workers: int) -> str:
     """Return, as a sentence, how long runs should take together and when they should end.
 
@@ -226,7 +230,10 @@ def describe_expected(cost: ExpectedCost, known: Mapping[str, StageSeconds], wor
     longest = max(sum(stages.values()) for stages in known.values())
     seconds = max(cost.shared / workers, longest)
     end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-    by = f" with {workers} workers" if workers > 1 else ""
+    length = f"{format_seconds(seconds)}{f' with {workers} workers' if workers > 1 else ''}"
+    length += f", until about {end}"
+    if seconds < START_SECONDS:  # starting takes longer than what follows
+        length = "some seconds"
     unknown = f", and {cost.unknown} more of unknown cost" if cost.unknown else ""
     by_runs = "by runs finished here and published ones"
     measured = "by an estimate: image passes times the network's speed, measured on this machine"
@@ -234,7 +241,7 @@ def describe_expected(cost: ExpectedCost, known: Mapping[str, StageSeconds], wor
         source = measured
     else:
         source = f"{by_runs}; {cost.estimated} of them {measured}" if cost.estimated else by_runs
-    return f"expected to take {format_seconds(seconds)}{by}, until about {end}{unknown} ({source})"
+    return f"expected to take {length}{unknown} ({source})"
 
 
 def format_seconds(seconds: float) -> str:

@@ -164,6 +164,8 @@ def test_what_is_expected_is_told_with_workers_and_what_is_not_known() -> None:
     assert told.startswith("expected to take 5 min with 4 workers"), "the longest run is waited for"
     assert "and 2 more of unknown cost" in told
     assert "not known" in describe_expected(ExpectedCost(0.0, 0.0, 2), {}, 2)
+    told = describe_expected(ExpectedCost(0.2, 0.2, 0), {"a": {"fit": 0.2}}, 1)
+    assert told.startswith("expected to take some seconds (")
 
 
 def test_what_is_an_estimate_is_called_so() -> None:
