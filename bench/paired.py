@@ -89,11 +89,16 @@ def _figures(given: Any, metric: str | None, results: Path | str) -> _Figures:
 
 
 def _found(prefix: str, results: Path | str) -> pd.DataFrame:
-    """Return the finished runs of a method on a dataset, without a campaign's variants."""
+    """Return the finished runs of a method on a dataset, without a campaign's variants.
+
+    Of several versions of the method, those of the one with most seeds; else of the latest.
+    """
     table = load_results(results)
     begins = table["run_id"].str.startswith(f"{prefix}-s")
     own = table[begins & (table["status"] == "done") & (table["variant"].fillna("") == "")]
     if own.empty:
         near = ", ".join(sorted({str(i).rpartition("-s")[0] for i in table["run_id"]})[:12])
         raise UsageError(f"there are no finished runs '{prefix}' in {results}", f"there are {near}")
-    return own
+    seeds = own.groupby("version")["seed"].nunique()
+    latest = seeds.index[seeds == seeds.max()].max()
+    return own.query("version == @latest")

@@ -6,6 +6,7 @@ import doctest
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -74,3 +75,21 @@ def rows(**conditions: Any) -> Any:
 def test_what_cannot_be_compared_says_why(wrong: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         wrong()
+
+
+def test_of_versions_the_one_with_most_seeds_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [("a", 1, 0, 70.0), ("a", 1, 1, 72.0), ("a", 2, 0, 80.0), ("b", 1, 0, 60.0)]
+    runs += [("b", 1, 1, 60.0)]
+    table = pd.DataFrame(
+        {
+            "run_id": [f"{name}-cmnist-s{seed}-{version}" for name, version, seed, _ in runs],
+            "method": [name for name, *_ in runs],
+            "version": [version for _, version, *_ in runs],
+            "seed": [seed for *_, seed, _ in runs],
+            "test_wga": [wga for *_, wga in runs],
+        }
+    ).assign(dataset="cmnist", protocol="nominal", status="done", variant="")
+    monkeypatch.setattr(bench.paired, "load_results", lambda results: table)
+    assert bench.compare("a-cmnist", "b-cmnist").difference == pytest.approx(11.0)
+    table.loc[len(table)] = {**table.loc[2].to_dict(), "seed": 1, "test_wga": 82.0}
+    assert bench.compare("a-cmnist", "b-cmnist").difference == pytest.approx(21.0)
