@@ -101,4 +101,5 @@ def _found(prefix: str, results: Path | str) -> pd.DataFrame:
         raise UsageError(f"there are no finished runs '{prefix}' in {results}", f"there are {near}")
     seeds = own.groupby("version")["seed"].nunique()
     latest = seeds.index[seeds == seeds.max()].max()
-    return own.query("version == @latest")
+    chosen: pd.DataFrame = own[own["version"] == latest]
+    return chosen

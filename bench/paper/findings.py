@@ -70,9 +70,10 @@ def biased_validation(given: ReportInput) -> list[Finding]:
     """Return which methods fail where validation data is as biased as training data."""
     (dataset,) = CONTROL.datasets
     metric = headline(dataset)
+    both = control_runs(given)
     before, after = (
         {m: metric_by_seed([r for r in runs if r.job.method == m], metric) for m in CONTROL.methods}
-        for runs in control_runs(given)
+        for runs in both
     )
     falls: list[tuple[float, float, str]] = []
     counted: set[int] = set()  # of seeds that were run both ways
@@ -106,4 +107,7 @@ def biased_validation(given: ReportInput) -> list[Finding]:
     lacking = [m for m in CONTROL.methods if m not in said]
     if len(lacking) > 1:
         text += f" The other {len(lacking)} methods were not run there yet."
+    old = sorted({method_title(r.job.method) for runs in both for r in runs if r.outdated})
+    if old:
+        text += f" Of an earlier version so far: {in_words(old)}."
     return [Finding(title, text, CONTROL.table)]

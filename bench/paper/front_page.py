@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bench.api import load_results
 from bench.pages.methods import idea_of
+from bench.paired import compare
 from bench.paper.campaigns import CAMPAIGNS
 from bench.paper.numbers import paper_by
 from bench.reporting.names import dataset_title, method_title
@@ -110,13 +111,20 @@ def in_short() -> list[str]:
         found = scores(dataset)
         if {METHOD, PLAIN} <= found.keys():
             ours, plain = found[METHOD].mean, found[PLAIN].mean
-            verb = "beats" if ours > plain else "loses to"
             parts.append(
-                f"on {dataset_title(dataset)} it {verb} {method_title(PLAIN)}, {ours:.1f} to "
-                f"{plain:.1f}"
+                f"on {dataset_title(dataset)} it {_against_plain(dataset)} {method_title(PLAIN)}, "
+                f"{ours:.1f} to {plain:.1f}"
             )
     text = "; ".join(parts)
     return [f"Accuracy in the worst group: {text}."] if text else []
+
+
+def _against_plain(dataset: str) -> str:
+    """Return what the seeds show of the paper's method against plain training, as a verb."""
+    gap = compare(f"{METHOD}-{dataset}", f"{PLAIN}-{dataset}")
+    if gap.low is None or gap.high is None or gap.low <= 0 <= gap.high:
+        return "is within seed noise of"
+    return "beats" if gap.low > 0 else "loses to"
 
 
 def _named(score: Score) -> str:
@@ -151,10 +159,9 @@ def _rare() -> str:
     place, total = [*found].index(METHOD) + 1, len(found)
     rank = f"the lowest of {total}" if place == total else f"number {place} of {total}"
     first = next(iter(found.values()))
-    verb = "loses to" if found[METHOD].mean < found[PLAIN].mean else "beats"
     return (
-        f"**{dataset_title(RARE)}**, worst of 3 groups: {_named(found[METHOD])}, {rank}; it {verb} "
-        f"{_named(found[PLAIN])}. The best: {_named(first)}."
+        f"**{dataset_title(RARE)}**, worst of 3 groups: {_named(found[METHOD])}, {rank}; it "
+        f"{_against_plain(RARE)} {_named(found[PLAIN])}. The best: {_named(first)}."
     )
 
 
@@ -173,7 +180,9 @@ def _biased() -> str:
         else ""
     )
     where = dataset_title(SHORTCUT)
-    return f"**Validation as biased as training** ({where}): {'; '.join(told)}.{needs}"
+    old = [method_title(score.method) for score in found.values() if score.version < _today(score)]
+    late = f" Runs of an earlier version: {', '.join(old)}." if old else ""
+    return f"**Validation as biased as training** ({where}): {'; '.join(told)}.{needs}{late}"
 
 
 def _against_the_paper() -> str:

@@ -237,13 +237,16 @@ MORE_SEEDS = CAMPAIGNS["plus-controls"]  # of the same columns, for some methods
 def control_runs(given: ReportInput) -> tuple[list[Run], list[Run]]:
     """Return the runs on balanced and those on biased validation data, by seed.
 
-    All seeds of any campaign count, so that no two places give two means of the same thing.
+    All seeds of any campaign count, so that no two places give two means of the same thing; but
+    where a method has runs of today's version, those of an earlier one do not.
     """
     (dataset,), (balanced, biased) = CONTROL.datasets, CONTROL.variants
 
     def of(variant: str) -> list[Run]:
         own = (given.runs.variant(one.name, variant, dataset) for one in (CONTROL, MORE_SEEDS))
-        return sorted({run.run_id: run for run in chain(*own)}.values())
+        runs = {run.run_id: run for run in chain(*own)}
+        today = {run.job.method for run in runs.values() if not run.outdated}
+        return sorted(r for r in runs.values() if not r.outdated or r.job.method not in today)
 
     return of(balanced.name), of(biased.name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from report_records import jobs, record
@@ -77,3 +78,15 @@ def test_readme_is_short_and_its_pictures_are_there() -> None:
 def test_the_picture_says_its_numbers(tmp_path: Path) -> None:
     draw(tmp_path / "picture.svg")
     assert front_page.picture_text() in (tmp_path / "picture.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verb"),
+    [(1.0, 3.0, "beats"), (-3.0, -1.0, "loses to"), (-1.0, 3.0, "is within seed noise of")],
+)
+def test_a_lead_is_called_one_where_the_seeds_show_it(
+    monkeypatch: pytest.MonkeyPatch, low: float, high: float, verb: str
+) -> None:
+    gap = SimpleNamespace(low=low, high=high)
+    monkeypatch.setattr(front_page, "compare", lambda ours, plain: gap)
+    assert f"on CMNIST it {verb} ERM" in front_page.in_short()[0]

@@ -275,3 +275,24 @@ def test_the_control_counts_every_seed_once(paper_input: MakeInput) -> None:
     rows = {row.header[0]: row for row in control_validation(paper_input(*made.values())).rows}
     assert [cell.n for cell in rows["NCT"].cells[:3]] == [5, 5, 5]
     assert rows["NCT"].cells[1].mean == 72.0
+
+
+def test_the_control_is_of_one_version(paper_input: MakeInput) -> None:
+    """Also where one campaign has today's runs of a method, and the other only earlier ones."""
+    jobs = {
+        name: [
+            job
+            for cell in campaign_cells(CAMPAIGNS[name], ("cmnist",), NO_DATA)
+            if cell.method == "nct"
+            for job in cell.jobs
+        ]
+        for name in ("control-validation", "plus-controls")
+    }
+    now = {job.run_id: record(job, 80.0) for job in jobs["control-validation"]}
+    earlier = []
+    for job in jobs["plus-controls"]:
+        version = job.version - 1
+        older = replace(job, version=version, identity={**job.identity, "version": version})
+        earlier.append(record(older, 60.0))
+    rows = {r.header[0]: r for r in control_validation(paper_input(*now.values(), *earlier)).rows}
+    assert rows["NCT"].cells[1].mean == 80.0
